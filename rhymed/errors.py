@@ -161,6 +161,10 @@ class RowUnsuitable(RewardError):
     pass
 
 
+class EnvironmentFailed(RhymedError):
+    pass
+
+
 class TrainerError(RhymedError):
     pass
 

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-ROLES = {"rollout": "▶", "reward": "★", "trainer": "▲"}
+ROLES = {"rollout": "▶", "environment": "◆", "reward": "★", "trainer": "▲"}
 COLOURS = {
     "waiting": "grey50",
     "running": "cyan",
+    "turned": "bright_cyan",
+    "acting": "bright_cyan",
     "generated": "blue",
     "scoring": "magenta",
     "scored": "yellow",
@@ -28,6 +30,8 @@ GLYPHS = {
     "scored": "█",
     "scoring": "▓",
     "generated": "▓",
+    "acting": "▒",
+    "turned": "▒",
     "running": "▒",
     "waiting": "·",
     "filtered": "-",

@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from rhymed import messages
 from rhymed.config import Config
@@ -70,7 +70,9 @@ class BrokerService(Service):
         self.places = places
         forecast = Forecast(config.rollout.max_response_length)
         signal = SignalRule.of(config.trainer, config.rollout.prompts_per_step)
-        self.ledger = Ledger(Rules.of(config.schedule), policy_of(config), forecast, signal)
+        self.ledger = Ledger(
+            Rules.of(config.schedule, environment=config.environment.active), policy_of(config), forecast, signal
+        )
         self.finished = False
         self.latest = Latest(config.run.name, self.ledger, self.lag)
         self._turns = Turns()
@@ -115,10 +117,7 @@ class BrokerService(Service):
             messages.Join: self._join,
             messages.Heartbeat: self._admission.heartbeat,
             messages.Leave: self._admission.leave,
-            messages.Generated: self._report,
-            messages.Scored: self._report,
-            messages.Ahead: self._report,
-            messages.GiveBack: self._report,
+            **dict.fromkeys(get_args(Report), self._report),
             messages.Loaded: self._loaded,
             messages.Asleep: self._loaded,
             messages.Trained: self._trained,

@@ -13,22 +13,28 @@ from rhymed.errors import InvalidTransition
 from rhymed.messages import Drafting, SampleId
 
 State = Literal[
-    "new", "waiting", "running", "generated", "scoring", "scored", "training", "trained", "filtered", "dropped",
+    "new", "waiting", "running", "turned", "acting",
+    "generated", "scoring", "scored", "training", "trained", "filtered", "dropped",
 ]  # fmt: skip
 Event = Literal[
-    "opened", "found_generated", "found_scored", "found_filtered", "found_dropped",
-    "assigned", "returned", "generated", "unstored", "scored", "handed", "trained", "filtered", "dropped",
+    "opened", "found_turned", "found_generated", "found_scored", "found_filtered", "found_dropped",
+    "assigned", "returned",
+    "turned", "answered", "generated", "unstored", "scored", "handed", "trained", "filtered", "dropped",
 ]  # fmt: skip
 
 STATES: tuple[State, ...] = (
-    "waiting", "running", "generated", "scoring", "scored", "training", "trained", "filtered", "dropped",
+    "waiting", "running", "turned", "acting",
+    "generated", "scoring", "scored", "training", "trained", "filtered", "dropped",
 )  # fmt: skip
+UNWRITTEN: frozenset[State] = frozenset({"waiting", "running", "turned", "acting"})
+"""More tokens of the sample will be written."""
 SETTLED: frozenset[State] = frozenset({"scored", "training", "trained", "filtered", "dropped"})
 """A group is complete when all its samples are in one of these."""
 
 TRANSITIONS: tuple[tuple[State, Event, State], ...] = (
     # its step opens; the journal may have it already
     ("new", "opened", "waiting"),
+    ("new", "found_turned", "turned"),  # it has an environment, whose answer comes next: at first its prompt
     ("new", "found_generated", "generated"),
     ("new", "found_scored", "scored"),
     ("new", "found_filtered", "filtered"),
@@ -37,6 +43,12 @@ TRANSITIONS: tuple[tuple[State, Event, State], ...] = (
     ("waiting", "assigned", "running"),
     ("running", "returned", "waiting"),
     ("running", "generated", "generated"),
+    # an environment worker answers its turn, and ends it
+    ("running", "turned", "turned"),
+    ("turned", "assigned", "acting"),
+    ("acting", "returned", "turned"),
+    ("acting", "answered", "waiting"),
+    ("acting", "generated", "generated"),
     # a reward worker scores it
     ("generated", "assigned", "scoring"),
     ("scoring", "returned", "generated"),
@@ -52,6 +64,8 @@ TRANSITIONS: tuple[tuple[State, Event, State], ...] = (
     # it cannot be used
     ("waiting", "dropped", "dropped"),
     ("running", "dropped", "dropped"),
+    ("turned", "dropped", "dropped"),
+    ("acting", "dropped", "dropped"),
     ("generated", "dropped", "dropped"),
     ("scoring", "dropped", "dropped"),
     ("scored", "dropped", "dropped"),  # from the journal, generated under other rules
@@ -75,6 +89,7 @@ class Rules:
     max_losses: int = 10
     lost_after_s: float = 20.0
     stuck_after_s: float = 900.0
+    environment: bool = False  # samples have one: they begin with its answer, and go on in turns
     colocate: bool = False  # engines sleep while the trainer trains
     missing_after_s: float = 5.0  # a worker that does not report a sample for so long does not have it
 
@@ -84,8 +99,9 @@ class Rules:
         return self.max_staleness + self.run_ahead
 
     @classmethod
-    def of(cls, schedule: Schedule) -> Rules:
+    def of(cls, schedule: Schedule, *, environment: bool = False) -> Rules:
         return cls(
+            environment=environment,
             max_staleness=schedule.max_staleness,
             run_ahead=schedule.run_ahead,
             max_retries=schedule.max_retries,
@@ -119,6 +135,8 @@ class Sample:
     goal = ""  # worker that is to continue it
     ahead = (0, 0)  # tokens that were written with older weights; of these, kept
     length = 0  # response tokens
+    host = ""  # environment worker that has its environment
+    author = ""  # rollout worker that wrote its last turn
     oldest = 0  # smallest policy version among its tokens
     drafting: Drafting | None = None  # None: not reported, or not since a restart
     reward: float | None = None

@@ -44,7 +44,11 @@ class Progress:
         before = self.queues.step if self.queues else 0
         self.queues, self.left = queues, left
         if not self.over:
-            self.phase = "" if queues.step else phases([row for row in queues.workers if row.role != "reward"], [])
+            self.phase = (
+                ""
+                if queues.step
+                else phases([row for row in queues.workers if row.role in ("rollout", "trainer")], [])
+            )
         if queues.step > before and "reward/mean" in queues.metrics:
             self.rewards.append(queues.metrics["reward/mean"])
 

@@ -11,6 +11,7 @@ from rhymed.config.inputs import Eval as Eval
 from rhymed.config.inputs import HeldOut as HeldOut
 from rhymed.config.inputs import Model as Model
 from rhymed.config.inputs import Share as Share
+from rhymed.config.parts.environment import Environment as Environment
 from rhymed.config.parts.lora import Lora as Lora
 from rhymed.config.parts.teacher import Teacher as Teacher
 from rhymed.config.reward import Reward as Reward

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rhymed.algorithms import ALGORITHMS
 from rhymed.config.generation import Drafts, Rollout
 from rhymed.config.inputs import Data, Eval
+from rhymed.config.parts.environment import Environment
 from rhymed.config.parts.placement import Placement
 from rhymed.config.reward import Reward
 from rhymed.config.services import Net, Schedule, Store
@@ -212,10 +213,23 @@ def placement(rollout: Rollout, schedule: Schedule, store: Store, placement: Pla
         )
 
 
-def deadlines(schedule: Schedule, reward: Reward) -> Iterator[str]:
+def environments(environment: Environment, rollout: Rollout, reward: Reward) -> Iterator[str]:
+    if environment.active and rollout.engine == "dataset":
+        yield "environment: rollout.engine = 'dataset' writes no turns; name another engine, or leave environment out"
+    if not environment.factory and any(scorer.scorer == "environment" for scorer in reward.all):
+        yield "reward.scorer = 'environment' needs environment.factory, which gives the reward: name another scorer"
+
+
+def deadlines(schedule: Schedule, reward: Reward, environment: Environment) -> Iterator[str]:
     if schedule.lost_after_s <= 2 * schedule.heartbeat_s:
         yield "schedule.lost_after_s must be more than twice schedule.heartbeat_s"
     scoring_s = QUEUED * len(reward.all) * reward.timeout_s
+    acting_s = QUEUED * environment.timeout_s
+    if environment.active and acting_s >= schedule.stuck_after_s:
+        yield (
+            f"schedule.stuck_after_s = {schedule.stuck_after_s:g} must be more than {acting_s:g}: {QUEUED} samples"
+            f" wait for each subprocess of an environment, for environment.timeout_s = {environment.timeout_s:g} each"
+        )
     if scoring_s >= schedule.stuck_after_s:
         yield (
             f"schedule.stuck_after_s = {schedule.stuck_after_s:g} must be more than {scoring_s:g}: {QUEUED} samples"

@@ -10,6 +10,7 @@ from rhymed.config import checks
 from rhymed.config.base import Section
 from rhymed.config.generation import Drafts, Rollout, Trace
 from rhymed.config.inputs import INHERITED, Data, Eval, Model
+from rhymed.config.parts.environment import Environment
 from rhymed.config.parts.placement import Placement
 from rhymed.config.reward import Reward
 from rhymed.config.services import Metrics, Net, Run, Schedule, Store
@@ -23,6 +24,7 @@ class Config(Section):
     rollout: Rollout = Rollout()
     drafts: Drafts = Drafts()
     trace: Trace = Trace()
+    environment: Environment = Environment()
     reward: Reward = Reward()
     eval: Eval = Eval()
     trainer: Trainer = Trainer()
@@ -83,7 +85,8 @@ class Config(Section):
             *checks.answers(self.rollout, self.trainer, self.data, self.eval),
             *checks.signal(self.trainer, self.reward),
             *checks.evaluation(self.eval),
-            *checks.deadlines(self.schedule, self.reward),
+            *checks.environments(self.environment, self.rollout, self.reward),
+            *checks.deadlines(self.schedule, self.reward, self.environment),
             *checks.addresses(self.net),
             *checks.ranks(self.trainer, self.net, self.placement),
             *checks.placement(self.rollout, self.schedule, self.store, self.placement),

@@ -38,7 +38,8 @@ class Reward(Section):
     processes: int = Field(2, gt=0, le=MOST_PROCESSES, description="scoring subprocesses per worker")
     scorer: str = Field(
         "reasoning_gym",
-        description="reasoning_gym, math, code, exact, regex, format, length_penalty, none, or file.py:function",
+        description="reasoning_gym, math, code, exact, regex, format, length_penalty, environment, none, or"
+        " file.py:function",
     )
     answer: Answer = Field("full", description="part of the response that is taken as the answer")
     args: dict[str, Any] = Field({}, description="arguments of the scorer")

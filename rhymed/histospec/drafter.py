@@ -23,7 +23,7 @@ from rhymed.histospec.drafts.carried import CarriedDrafts
 from rhymed.histospec.drafts.requests import Request, RequestInfo, Requests
 from rhymed.histospec.drafts.stats import Account
 from rhymed.histospec.drafts.trust import Trust
-from rhymed.histospec.drafts.types import Drafts, Matching, Noise
+from rhymed.histospec.drafts.types import Drafts, Matching, Noise, end_at
 from rhymed.histospec.drafts.voting import draft
 from rhymed.histospec.index.builder import Builder
 from rhymed.histospec.index.index import Index
@@ -41,6 +41,7 @@ class Batch(NamedTuple):
     ended: list[int]  # rows that will make no more tokens
     decoded_only: bool  # nothing was prefilled
     noise: Noise | None = None  # of the next tokens; None: unknown
+    stops: NDArray[np.int32] | None = None  # tokens that end a turn, where history goes on after them
 
 
 class PreviousStep(NamedTuple):
@@ -127,7 +128,8 @@ class Drafter:
         for request, tokens, length in zip(requests, fresh, batch.lengths, strict=True):
             request.tokens = length
             if request.carried.tokens:
-                self._carrying.follow(request.carried, tokens, length)
+                own = length - request.info.prefix
+                self._carrying.follow(request.carried, tokens[max(0, len(tokens) - own) :], own)
         limits = np.minimum(batch.limits, self._matching.longest)
         ahead = [
             request.carried.ahead(limit) if request.carried.tokens else []
@@ -150,6 +152,8 @@ class Drafter:
             self._trust,
             None if self._matching.backoff else batch.noise,
         )
+        if batch.stops is not None:
+            end_at(drafts, batch.stops)
         self._carrying.put(drafts, ahead)
         return drafts, carried
 
@@ -204,7 +208,7 @@ class Drafter:
         ):
             account, accepted = request.account, max(0, len(tokens) - 1)
             if tokens:
-                request.yields.add(len(tokens), length)
+                request.yields.add(len(tokens), length - request.info.prefix)
             account.forwards += bool(tokens)
             account.drafted += verified
             account.accepted += accepted

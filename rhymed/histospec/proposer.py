@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rhymed.histospec import plugin
 from rhymed.histospec.drafter import Batch, Drafter, warm_up
-from rhymed.histospec.drafts.requests import RequestInfo
+from rhymed.histospec.drafts.requests import Continued, RequestInfo
 from rhymed.histospec.drafts.stats import Account
 from rhymed.histospec.drafts.types import Noise
 from rhymed.histospec.graphs import captured
@@ -61,6 +61,7 @@ class HistoSpec:
         self._runner: Any = None
         self._ids: list[str] = []  # of the batch's requests; what follows is in this order
         self._stops: list[set[int]] = []  # tokens that end a request
+        self._turn_ends: NDArray[np.int32] | None = None
         self._ends = np.zeros(0, np.int64)  # most tokens of prompt and response
         self._starts = np.zeros(0, np.int64)  # tokens of the prompt
         self._keys, self._keyed = np.zeros(0, np.uint64), np.zeros(0, np.bool_)  # of the noise; False: not keyed
@@ -158,6 +159,7 @@ class HistoSpec:
         if changed:
             self._ids = list(ids)
             self._stops = [_stops(runner.requests[id].sampling_params) for id in ids]
+            self._turn_ends = self._ends_of_turns()
             bounds = [self._bounds(id) for id in ids]
             self._starts = np.array([start for start, _ in bounds], np.int64)
             self._ends = np.array([end for _, end in bounds], np.int64)
@@ -174,7 +176,14 @@ class HistoSpec:
         verified = [len(draft) for draft in runner.input_batch.spec_token_ids[:size]]
         decoded_only = not changed and all(new_tokens)
         noise = Noise(self._keys, counts[:size].astype(np.int64), self._keyed)
-        return Batch(self._ids, new_tokens, lengths.tolist(), verified, limits, ended, decoded_only, noise)
+        ends = self._turn_ends
+        return Batch(self._ids, new_tokens, lengths.tolist(), verified, limits, ended, decoded_only, noise, ends)
+
+    def _ends_of_turns(self) -> NDArray[np.int32] | None:
+        """None: no request is a turn of a sample."""
+        if not any("prefix" in _extra(self._runner.requests[id]) for id in self._ids):
+            return None
+        return np.array(sorted(set().union(*self._stops)), np.int32)
 
     def _noise(self, requests: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
         """Keys, and whether a request is sampled with its key: not by vLLM's own sampler, nor greedily."""
@@ -185,24 +194,38 @@ class HistoSpec:
         return batch.key_B, batch.scale_B > 0
 
     def _bounds(self, id: str) -> tuple[int, int]:
-        """(tokens of the prompt, most tokens of prompt and response)."""
+        """(tokens of the sample's prompt, most tokens of prompt and response)."""
         state = self._runner.requests[id]
-        start = state.num_prompt_tokens
-        return start, min(self._longest, start + (state.sampling_params.max_tokens or NO_LIMIT))
+        end = state.num_prompt_tokens + (state.sampling_params.max_tokens or NO_LIMIT)
+        return state.num_prompt_tokens - _prefix(state), min(self._longest, end)
 
     def _describe(self, id: str) -> RequestInfo | None:
         if (state := self._runner.requests.get(id)) is None:
             return None
-        extra = (state.sampling_params.extra_args or {}).get(KEY, {})
-        context = state.prompt_token_ids
+        extra, prefix = _extra(state), _prefix(state)
+        context, response = state.prompt_token_ids, state.output_token_ids
+        if prefix:
+            context, response = context[:-prefix], Continued(context[-prefix:], response)
         return RequestInfo(
             extra.get("name", id),
             prompt_key(extra.get("prompt")) or prompt_of(context),
             int(extra.get("step", 0)),
             context,
-            state.output_token_ids,
+            response,
             extra.get("carried", ()),
+            prefix,
         )
+
+
+def _extra(state: Any) -> dict[str, Any]:
+    """Our arguments of a request."""
+    extra: dict[str, Any] = (state.sampling_params.extra_args or {}).get(KEY, {})
+    return extra
+
+
+def _prefix(state: Any) -> int:
+    """Tokens at the end of the request's prompt that are earlier turns of its sample."""
+    return int(_extra(state).get("prefix", 0))
 
 
 def drafting_rank(parallel: Any) -> bool:

@@ -26,7 +26,7 @@ from rhymed.placement.demand import Demand
 from rhymed.placement.plan import command_of, seats
 from rhymed.run.layout import RunLayout
 
-Elastic: TypeAlias = Literal["rollout", "reward"]
+Elastic: TypeAlias = Literal["rollout", "environment", "reward"]
 ELASTIC: tuple[Elastic, ...] = get_args(Elastic)
 LOOK_S = 0.5
 
@@ -63,6 +63,8 @@ def parse(words: list[str], config: Config) -> dict[Elastic, int]:
                 " the waiting samples occupy (placement.min, placement.max): resume it without placement.max to"
                 " choose their number"
             )
+        if role == "environment" and not config.environment.active:
+            raise ConfigError("the run has no environment: its workers would have nothing to do")
         wanted[role] = int(number)
     return wanted
 
@@ -72,7 +74,11 @@ class Crew:
         self, config: Config, layout: RunLayout, supervisor: Supervisor, report: Callable[[str], None]
     ) -> None:
         self._config, self._layout, self._supervisor, self._report = config, layout, supervisor, report
-        self._now: dict[Elastic, int] = {"rollout": config.rollout.workers, "reward": config.reward.workers}
+        self._now: dict[Elastic, int] = {
+            "rollout": config.rollout.workers,
+            "environment": config.environment.workers if config.environment.active else 0,
+            "reward": config.reward.workers,
+        }
         self._wanted = dict(self._now)
         self._demand = Demand(config, time.monotonic()) if config.placement.max else None
         file_of(layout.folder).unlink(missing_ok=True)  # of an earlier start

@@ -17,7 +17,12 @@ from rhymed.text import STEP_COLUMNS, age, clock, evaluation_lines, step_name
 
 BAR_CELLS = 48
 MAX_NAMED = 3  # workers on one line
-LOADS: dict[Role, str] = {"rollout": "loads the engine", "trainer": "loads the model", "reward": "starts"}
+LOADS: dict[Role, str] = {
+    "rollout": "loads the engine",
+    "trainer": "loads the model",
+    "environment": "starts",
+    "reward": "starts",
+}
 WIDE = 8  # cells of a column of a step's line, if its heading is not longer
 
 DRAFTED = ("rollout/spec_accept_length", "tok/fwd", "{:.2f}")
@@ -41,6 +46,8 @@ class Starting:
 
     def __init__(self, config: Config, now: float) -> None:
         counts: list[tuple[Role, int]] = [("rollout", config.rollout.workers), ("reward", config.reward.workers)]
+        if config.environment.active:
+            counts.append(("environment", config.environment.workers))
         self._roles: dict[str, Role] = {f"{role}-{i}": role for role, count in counts for i in range(count)}
         self._roles["trainer"] = "trainer"
         self._since = dict.fromkeys(self._roles, now)

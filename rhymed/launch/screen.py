@@ -56,7 +56,8 @@ class Screen:
         self._mismatched = False
         self._folder, self._start_time, self._dashboard_shown = layout.folder, time.time(), not config.net.http
         self._print(f"run      {layout.folder}")
-        self._workers = f"{config.rollout.workers} rollout, {config.reward.workers} reward"
+        acting = f"{config.environment.workers} environment, " if config.environment.active else ""
+        self._workers = f"{config.rollout.workers} rollout, {acting}{config.reward.workers} reward"
 
     def __enter__(self) -> Self:
         self._print(f"starting store, broker, trainer, {self._workers}")
@@ -157,8 +158,9 @@ class Screen:
     def _show_phases(self, queues: Queues, absent: list[Absent]) -> None:
         """Until the first step is trained, print the phases of the processes whenever they change, and sometimes
         while one is starting."""
+        shown = ("rollout", "trainer")
         text = phases(
-            [row for row in queues.workers if row.role != "reward"], [one for one in absent if one.role != "reward"]
+            [row for row in queues.workers if row.role in shown], [one for one in absent if one.role in shown]
         )
         kind = NUMBERS.sub("", text.replace("/", " "))
         is_late = absent and self._elapsed() - self._phase_at >= STARTING_S

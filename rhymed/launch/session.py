@@ -34,6 +34,8 @@ from rhymed.tasks import watched
 LOOK_S = 0.5  # between looks at the run's folder
 REPORT_S = 30.0  # it usually takes seconds
 
+UNWRITTEN = ("waiting", "running", "turned", "acting")  # states of samples, docs/ledger.md
+
 
 async def session(config: Config, layout: RunLayout, held: Held, lease: SharedLease, view: View) -> int:
     """Returns the exit status: 0 finished, 1 failed, 2 failed and a restart cannot help, 130 interrupted."""
@@ -156,7 +158,7 @@ async def _watch(
         view.show(queues)
         last = queues or last
         if queues is not None:
-            generated = sum(count for state, count in queues.queues.items() if state not in ("waiting", "running"))
+            generated = sum(count for state, count in queues.queues.items() if state not in UNWRITTEN)
             before, position = position, (queues.step, generated)
             if position > before:
                 supervisor.progressed(further=position > furthest)

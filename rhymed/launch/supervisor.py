@@ -28,7 +28,7 @@ from rhymed.tasks import watched
 log = logging.getLogger(__name__)
 
 STOP_S = 12.0  # from SIGTERM to SIGKILL
-WORKERS = ("rollout", "reward")  # their deaths never roll a run back
+WORKERS = ("rollout", "environment", "reward")  # their deaths never roll a run back
 MAX_RESTARTS = 5  # in a row, while the run makes no progress
 QUICK_S = 10.0  # the pause before a restart grows if the process lived shorter than this
 FIRST_PAUSE_S = 0.5

@@ -107,7 +107,7 @@ def make_token(file: Path) -> None:
 
 def named_files(config: Config) -> Iterator[str]:
     """`section.key = 'path'` of what is a file or folder of this machine: rows, models, reward functions."""
-    for section in ("model", "data", "reward", "eval", "trainer"):
+    for section in ("model", "data", "environment", "reward", "eval", "trainer"):
         for key, value in _texts(section, getattr(config, section).model_dump()):
             path = value.partition(":")[0]
             if ("/" in path or "." in path) and Path(path).expanduser().exists():

@@ -22,7 +22,7 @@ from rhymed.manifests.shell import BESIDE, KEEP, WATCH, WORK
 from rhymed.placement.plan import BROKER_PORT, Hosts, Name, Seat, environment, seats, uploader
 
 HEAD = "head"
-JOBS = (HEAD, "trainer", "rollout", "reward")
+JOBS = (HEAD, "trainer", "rollout", "environment", "reward")
 PINNED: tuple[Name, Name] = ("store", "broker")
 CONFIG = "config.json"
 SUBMIT = "submit.sh"
@@ -75,6 +75,7 @@ def jobs(config: Config, *, gpus: bool = True) -> list[Job]:
     about = {
         "trainer": "The trainer: one task on each of its nodes. Requeued, it continues from its newest checkpoint.",
         "rollout": f"Rollout workers. {freely}",
+        "environment": f"Environment workers. {freely}",
         "reward": f"Reward workers. {freely}",
     }
     found = [Job(HEAD, head, _about_head(config))]

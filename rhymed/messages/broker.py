@@ -53,13 +53,30 @@ class Heartbeat(Message, Worded, frozen=True, kw_only=True, tag="heartbeat"):
 
 
 class Generated(Message, frozen=True, kw_only=True, tag="generated"):
-    """Rollout worker -> broker, after the store acknowledged these samples. Idempotent.
+    """Rollout or environment worker -> broker, after the store acknowledged these samples. Idempotent.
 
     Counts for the samples that the broker gave it; so do Scored and GiveBack.
     """
 
     worker: WorkerName
     samples: list[SampleInfo]
+
+
+class Turned(Message, frozen=True, kw_only=True, tag="turned"):
+    """Rollout worker -> broker, after the store acknowledged a turn of each of these samples. Idempotent."""
+
+    worker: WorkerName
+    samples: list[SampleInfo]  # with the tokens of the turn alone; the finish reason is the turn's
+
+
+class Answered(Message, frozen=True, kw_only=True, tag="answered"):
+    """Environment worker -> broker, after the store acknowledged its answers: the policy writes the next turn.
+
+    A sample that is complete is reported by Generated instead.
+    """
+
+    worker: WorkerName
+    samples: list[SampleId]
 
 
 class Scored(Message, frozen=True, kw_only=True, tag="scored"):
@@ -165,6 +182,8 @@ ToBroker = (
     Join
     | Heartbeat
     | Generated
+    | Turned
+    | Answered
     | Scored
     | Ahead
     | GiveBack

@@ -41,6 +41,13 @@ class Sleep(Message, frozen=True, kw_only=True, tag="sleep"):
     """
 
 
+class Act(Message, frozen=True, kw_only=True, tag="act"):
+    """Broker -> environment worker: answer the last turn of these, or begin them. Done means accepted; Answered or
+    Generated follows."""
+
+    samples: list[SampleId]
+
+
 class ScoreSamples(Message, frozen=True, kw_only=True, tag="score"):
     """Broker -> reward worker: score these. Done means accepted; Scored follows."""
 
@@ -63,6 +70,8 @@ class Finish(Message, Worded, frozen=True, kw_only=True, tag="finish"):
 
 
 ToRollout = Generate | Cancel | Release | LoadVersion | Sleep | Finish
+
+ToEnvironment = Act | Finish
 
 ToReward = ScoreSamples | Finish
 

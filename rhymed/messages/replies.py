@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from rhymed.messages.base import Done, Failure
 from rhymed.messages.queues import Group, Queues, Welcome
-from rhymed.messages.store import Journal, Kept, Lengths, Missing, Partials, Prompts, Samples, StoreStats
+from rhymed.messages.store import (
+    Begun,
+    Journal,
+    Kept,
+    Lengths,
+    Missing,
+    Partials,
+    Prompts,
+    Samples,
+    Sessions,
+    StoreStats,
+)
 from rhymed.messages.weights import Manifest, Slice, SliceSources, Stream
 
 Reply = (
@@ -18,6 +29,8 @@ Reply = (
     | Kept
     | Missing
     | Partials
+    | Begun
+    | Sessions
     | Lengths
     | Journal
     | StoreStats

@@ -8,7 +8,7 @@ from rhymed.messages.base import Part
 from rhymed.messages.fields import Amount, Count, PromptId, Report, Step, Version, Word, Worded
 from rhymed.printable import line
 
-Role = Literal["rollout", "reward", "trainer"]
+Role = Literal["rollout", "environment", "reward", "trainer"]
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -62,6 +62,58 @@ class SampleInfo(Part, frozen=True, kw_only=True):
     reward: float | None = None  # None: not scored
     drafting: Drafting | None = None  # None: unknown; never stored
     ahead: tuple[Count, Count] = (0, 0)  # (carried, kept), see Drafting; never stored
+    turns: list[Count] = []  # its tokens in runs: the policy's, its environment's, in turn; empty: all the policy's
+    earned: float | None = None  # the reward that its environment gave; None: it gave none
+
+    @property
+    def learned(self) -> int:
+        """Response tokens that the policy wrote."""
+        return sum(self.turns[::2]) if self.turns else self.length
+
+
+class Turn(Part, frozen=True, kw_only=True):
+    """What the policy wrote between two answers of a sample's environment, without its tokens."""
+
+    length: Count  # tokens
+    finish_reason: FinishReason
+    versions: list[tuple[Version, Count]]  # as in SampleInfo
+
+
+class Call(Part, Worded, frozen=True, kw_only=True):
+    """A call of a tool, or a step of an environment."""
+
+    name: Word
+    seconds: Amount = 0.0
+    error: Report = ""
+
+
+class Answer(Part, frozen=True, kw_only=True):
+    """What an environment answered, without its tokens. The first answer of a sample is its prompt."""
+
+    length: Count  # tokens
+    done: bool = False  # the policy writes no other turn
+    reward: float | None = None
+    calls: list[Call] = []
+    cut: bool = False  # done because of rollout.max_response_length or environment.max_turns
+
+
+class Session(Part, frozen=True, kw_only=True):
+    """A sample in turns, as far as it is. Answer n comes before turn n."""
+
+    id: SampleId
+    answers: list[Answer]
+    turns: list[Turn]
+    begun: bool = False  # the calls of its last turn have begun, and are not answered
+    drafted: list[bool] = []  # of each turn: whether it is known which tokens were accepted drafts
+
+    @property
+    def acts(self) -> bool:
+        """Whether its environment has to answer."""
+        return len(self.answers) == len(self.turns)
+
+    @property
+    def done(self) -> bool:
+        return bool(self.answers) and self.answers[-1].done
 
 
 class Score(Part, Worded, frozen=True, kw_only=True):
@@ -103,10 +155,13 @@ class Drawn(Part, frozen=True, kw_only=True):
 
 
 class JournalEntry(Part, Worded, frozen=True, kw_only=True):
-    """One entry of the run's journal: the durable state of a sample. "begun": the store has some of its tokens."""
+    """One entry of the run's journal: the durable state of a sample.
+
+    "begun": the store has some of its tokens. "turned": its last turn waits for an answer of its environment.
+    """
 
     id: SampleId
-    state: SampleState | Literal["begun"]
+    state: SampleState | Literal["begun", "turned"]
     length: Count = 0  # response tokens
     oldest_version: Version = 0  # smallest policy version among its tokens
     reward: float | None = None

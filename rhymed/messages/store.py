@@ -6,7 +6,7 @@ from typing import Literal
 
 from rhymed.messages.base import Message, Part
 from rhymed.messages.fields import Amount, Count, Exact, Line, PromptId, Report, Step, Token, Version, Worded
-from rhymed.messages.samples import Drawn, JournalEntry, SampleId, SampleInfo, Score
+from rhymed.messages.samples import Answer, Drawn, JournalEntry, SampleId, SampleInfo, Score, Session, Turn
 
 
 class OpenRun(Message, Worded, frozen=True, kw_only=True, tag="open_run"):
@@ -65,6 +65,47 @@ class GetPartials(Message, frozen=True, kw_only=True, tag="get_partials"):
     """Rollout worker -> store. Answered by Partials; samples without saved tokens are left out."""
 
     samples: list[SampleId]
+
+
+class PutTurns(Message, frozen=True, kw_only=True, tag="put_turns"):
+    """Rollout worker -> store: complete turns of samples with an environment. Done means as durable as a sample.
+
+    Arrays: tokens (uint32), behaviour log-probs (float32), and with `drafted` masks of accepted drafts as in
+    PutSamples. A turn that is stored already stays; one whose answer the store lacks is refused.
+    """
+
+    samples: list[SampleId]
+    numbers: list[Count]  # of the turn, from 0, in the same order
+    turns: list[Turn]
+    drafted: list[bool] = []
+
+
+class PutAnswer(Message, frozen=True, kw_only=True, tag="put_answer"):
+    """Environment worker -> store: an environment's answer. Done means as durable as a sample.
+
+    Array: tokens (uint32) up to the beginning of the next turn. An answer that is stored already stays; one to a turn
+    that the store lacks is refused.
+    """
+
+    sample: SampleId
+    number: Count  # 0: the prompt; n: the answer to turn n - 1
+    answer: Answer
+
+
+class PutCalls(Message, frozen=True, kw_only=True, tag="put_calls"):
+    """Environment worker -> store: it is about to do what this turn asks for. Answered by Done if nobody else has
+    begun, by Begun otherwise: then what was begun may have been done, and must not be done again unless it may."""
+
+    sample: SampleId
+    number: Count  # of the turn
+    attempt: Token  # random, of the worker's attempt: a repeated message is the same attempt
+
+
+class GetSessions(Message, frozen=True, kw_only=True, tag="get_sessions"):
+    """Rollout worker, environment worker -> store: samples in turns that are not complete. Answered by Sessions."""
+
+    samples: list[SampleId]
+    logprobs: bool = False  # with everything that PutSamples needs
 
 
 class GetSamples(Message, frozen=True, kw_only=True, tag="get_samples"):
@@ -155,6 +196,10 @@ ToStore = (
     | PutSamples
     | PutPartials
     | GetPartials
+    | PutTurns
+    | PutAnswer
+    | PutCalls
+    | GetSessions
     | GetSamples
     | PutScores
     | PutTokenStats
@@ -200,6 +245,17 @@ class Partials(Message, frozen=True, kw_only=True, tag="partials"):
 
     samples: list[SampleId]  # in the order requested
     lengths: list[Count]  # tokens
+
+
+class Begun(Message, frozen=True, tag="begun"):
+    """Answer to PutCalls: another attempt has begun."""
+
+
+class Sessions(Message, frozen=True, kw_only=True, tag="sessions"):
+    """Arrays: tokens of each session's answers and turns, in their order; with `logprobs` those of the turns, and the
+    masks of the accepted drafts of turns that have one, as in PutSamples."""
+
+    sessions: list[Session]  # in the order requested; without answers and turns: it has none
 
 
 class LengthRow(Part, frozen=True, kw_only=True):

@@ -8,18 +8,18 @@ are not known here: `addresses` takes their names, which may be placeholders tha
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from rhymed.config import Config
+from rhymed.config import Config, Environment, Reward
 from rhymed.errors import ConfigError
 from rhymed.gpus.placement import generates_on_gpus, trains_on_gpus
 from rhymed.run.layout import store_name
 from rhymed.wire.keys import PUBLIC, KeyRole, secret_name
 
-Name: TypeAlias = Literal["store", "broker", "trainer", "rollout", "reward"]
+Name: TypeAlias = Literal["store", "broker", "trainer", "rollout", "environment", "reward"]
 Kind: TypeAlias = Literal["pinned", "gang", "elastic"]
 Files: TypeAlias = Literal["disk", "shared", "logs"]
 
@@ -101,7 +101,7 @@ class Hosts:
 def seats(config: Config, *, gpus: bool = True) -> tuple[Seat, ...]:
     """In the order in which they start. `gpus`: whether the machines have any."""
     asked, memory = config.placement.cpus, config.placement.memory
-    trainer, rollout, reward, shards = config.trainer, config.rollout, config.reward, config.store.shards
+    trainer, rollout, shards = config.trainer, config.rollout, config.store.shards
     ports = {"weights": WEIGHTS_PORT} | ({"ranks": RANKS_PORT} if trainer.nodes > 1 else {})
     shares = gpus and config.schedule.colocate and generates_on_gpus(config)
     return (
@@ -129,16 +129,23 @@ def seats(config: Config, *, gpus: bool = True) -> tuple[Seat, ...]:
             memory_gib=memory.rollout,
             beside="trainer" if shares else None,
         ),
-        Seat(
-            "reward",
-            "elastic",
-            "logs",
-            ("worker", "--role", "reward"),
-            count=reward.workers,
-            cpus=asked.reward or reward.processes,
-            memory_gib=memory.reward,
-        ),
+        *_caged(config),
     )
+
+
+def _caged(config: Config) -> Iterator[Seat]:
+    """Workers that run the user's code, and a model's, in subprocesses."""
+    asked, memory = config.placement.cpus, config.placement.memory
+    acts, reward = config.environment, config.reward
+    wanted: tuple[tuple[Name, Environment | Reward, float, float], ...] = (
+        ("environment", acts, asked.environment, memory.environment),
+        ("reward", reward, asked.reward, memory.reward),
+    )
+    for name, section, cpus, memory_gib in wanted:
+        if section is reward or acts.active:
+            arguments = ("worker", "--role", name)
+            cpus = cpus or section.processes
+            yield Seat(name, "elastic", "logs", arguments, section.workers, 0, cpus, memory_gib)
 
 
 def check_one_store(config: Config, what: str) -> None:

@@ -100,11 +100,12 @@ def code(root: Path) -> tuple[str, bool]:
 
 
 def files(config: Config) -> dict[str, str]:
-    """SHA-256 of the user's files of data and reward functions, by configured path."""
+    """SHA-256 of the user's files of data, tools, environments and reward functions, by configured path."""
     data = [one.path for one in (*config.data.parts, *config.eval.datasets) if one.source in ("jsonl", "parquet")]
-    rewards = [one.scorer.rpartition(":")[0] for one in config.reward.all]
+    named = [*(one.scorer for one in config.reward.all), config.environment.tools, config.environment.factory]
+    code = [one.rpartition(":")[0] for one in named]
     digests = {}
-    for path in (*data, *(file for file in rewards if file.endswith(".py"))):
+    for path in (*data, *(file for file in code if file.endswith(".py"))):
         expanded = os.path.expanduser(path)
         if not os.path.isfile(expanded):  # reading a pipe would empty it
             continue

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 RATE = "rollout/tokens_per_s"
 SLOW = 1 / 3  # of the median rate
 SILENT_S = 5.0
-NAMES = (("trainer", "the trainer"), ("rollout", "rollout workers"), ("reward", "reward workers"))
+NAMES = (
+    ("trainer", "the trainer"),
+    ("rollout", "rollout workers"),
+    ("environment", "environment workers"),
+    ("reward", "reward workers"),
+)
 
 
 def stragglers(snapshot: Queues) -> dict[str, str]:
@@ -40,7 +45,8 @@ def starting(snapshot: Queues) -> str:
     if snapshot.finished or any(" is here" in trouble for trouble in snapshot.troubles):
         return ""
     here = {row.role for row in snapshot.workers}
-    missing = [name for role, name in NAMES if role not in here]
+    acts = bool(snapshot.queues.get("turned", 0))  # only a run with environments has such samples
+    missing = [name for role, name in NAMES if role not in here and (acts or role != "environment")]
     return (
         f"starting: {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} not joined yet" if missing else ""
     )

@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Literal, NamedTuple
+from typing import IO, Annotated, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -26,7 +26,7 @@ LONGEST_LINE = 1 << 16  # bytes
 DIGITS = re.compile("([0-9]{1,18})")
 
 Time = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]  # seconds
-Role = Literal["rollout", "reward", "trainer"]
+Role = Literal["rollout", "environment", "reward", "trainer"]
 Kind = Literal["joined", "left", "lost", "rests", "trained", "version", "evaluated", "begun", "finished"]
 
 
@@ -204,10 +204,10 @@ def _times(file: IO[bytes]) -> Iterator[tuple[int, float]]:
 
 
 def by_worker(spans: Iterable[Span]) -> dict[str, list[Span]]:
-    """In the order of roles (rollout, reward, trainer) and names."""
+    """In the order of roles (rollout, environment, reward, trainer) and names."""
     by_key: dict[tuple[int, str], list[Span]] = {}
     for span in spans:
-        by_key.setdefault((("rollout", "reward", "trainer").index(span.role), span.worker), []).append(span)
+        by_key.setdefault((get_args(Role).index(span.role), span.worker), []).append(span)
     return {name: by_key[order, name] for order, name in sorted(by_key, key=lambda key: (key[0], _natural(key[1])))}
 
 

@@ -14,6 +14,7 @@ PREFIX = "seconds/"
 
 ACTIVITIES: dict[str, tuple[str, ...]] = {
     "rollout": ("verify", "decode", "prefill", "draft", "update", "idle"),
+    "environment": ("act", "idle"),
     "reward": ("score", "idle"),
     "trainer": ("train", "load", "publish", "checkpoint", "wait"),
 }
@@ -28,6 +29,7 @@ HEX = {
     "prefill": "#5699ff",
     "draft": "#f4a571",
     "update": "#b44f13",
+    "act": "#008a6e",
     "score": "#b88e05",
     "train": "#934ab5",
     "load": "#d0b700",
@@ -44,6 +46,7 @@ TERMINAL = {
     "prefill": "bright_cyan",
     "draft": "yellow",
     "update": "red",
+    "act": "green",
     "score": "yellow",
     "train": "magenta",
     "load": "yellow",

@@ -27,7 +27,18 @@ QUEUE_CELLS = 9
 WIDE = 100  # columns from which on curves are side by side
 DROP_ORDER = ("groups", "curves", "ahead", "detail", "steps", "queues", "trouble")
 """Blocks above the table, in the order in which they are dropped when there is no room."""
-QUEUE_DROP_ORDER = ("trained", "filtered", "dropped", "training", "generated", "scoring", "scored", "waiting")
+QUEUE_DROP_ORDER = (
+    "trained",
+    "filtered",
+    "dropped",
+    "training",
+    "generated",
+    "scoring",
+    "scored",
+    "acting",
+    "turned",
+    "waiting",
+)
 
 KEYS = (
     ("q", "quit"), ("?", "help"), ("⏎", "open"), ("esc", "back"), ("s", "sort"), ("/", "filter"), ("g", "groups"),

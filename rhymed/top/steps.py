@@ -19,6 +19,8 @@ from rhymed.top.text import UNKNOWN, count, cut, fill, number
 PARTS = (
     ("settled", "settled", "█", "yellow"),
     ("written", "generated", "▓", "blue"),
+    ("acting", "acting", "▒", "bright_cyan"),
+    ("turned", "turned", "▒", "bright_cyan"),
     ("running", "running", "▒", "cyan"),
     ("waiting", "waiting", "·", "grey50"),
 )

@@ -14,8 +14,8 @@ from rhymed.top.state import History, utilization
 from rhymed.top.table import Cell, Column
 from rhymed.top.text import UNKNOWN, count, natural_key, share
 
-ORDER = {"trainer": 0, "rollout": 1, "reward": 2}
-STYLES = {"trainer": "green", "rollout": "cyan", "reward": "magenta"}
+ORDER = {"trainer": 0, "rollout": 1, "environment": 2, "reward": 3}
+STYLES = {"trainer": "green", "rollout": "cyan", "environment": "bright_cyan", "reward": "magenta"}
 
 
 @dataclass(frozen=True)

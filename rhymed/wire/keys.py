@@ -22,7 +22,7 @@ from rhymed.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-KeyRole: TypeAlias = Literal["broker", "store", "trainer", "rollout", "reward", "viewer", "operator"]
+KeyRole: TypeAlias = Literal["broker", "store", "trainer", "rollout", "environment", "reward", "viewer", "operator"]
 ROLES: tuple[KeyRole, ...] = get_args(KeyRole)
 PUBLIC = "public"
 KEY_LENGTH = 40  # characters: 32 bytes in Z85

@@ -14,8 +14,9 @@ from rhymed.wire.keys import ROLES, KeyRole
 Permits: TypeAlias = dict[type[messages.Message], frozenset[KeyRole]]
 
 _ALL = frozenset(ROLES)
-_WORKERS: frozenset[KeyRole] = frozenset({"rollout", "reward", "trainer"})
+_WORKERS: frozenset[KeyRole] = frozenset({"rollout", "environment", "reward", "trainer"})
 _ROLLOUT: frozenset[KeyRole] = frozenset({"rollout"})
+_ENVIRONMENT: frozenset[KeyRole] = frozenset({"environment"})
 _REWARD: frozenset[KeyRole] = frozenset({"reward"})
 _TRAINER: frozenset[KeyRole] = frozenset({"trainer"})
 _BROKER: frozenset[KeyRole] = frozenset({"broker"})
@@ -25,11 +26,13 @@ TO_BROKER: Permits = {
     messages.Join: _WORKERS,
     messages.Heartbeat: _WORKERS,
     messages.Leave: _WORKERS,
-    messages.Generated: _ROLLOUT,
+    messages.Generated: _ROLLOUT | _ENVIRONMENT,
+    messages.Turned: _ROLLOUT,
+    messages.Answered: _ENVIRONMENT,
     messages.Ahead: _ROLLOUT,
     messages.Loaded: _ROLLOUT,
     messages.Asleep: _ROLLOUT,
-    messages.GiveBack: _ROLLOUT | _REWARD,
+    messages.GiveBack: _ROLLOUT | _ENVIRONMENT | _REWARD,
     messages.Scored: _REWARD,
     messages.Trained: _TRAINER,
     messages.Checkpointed: _TRAINER,
@@ -46,9 +49,13 @@ TO_STORE: Permits = {
     messages.ForgetLogprobs: _BROKER,
     messages.GetLengths: _BROKER,
     messages.GetJournal: _BROKER,
-    messages.PutSamples: _ROLLOUT | _BROKER,  # the broker also imports samples of an earlier run
+    messages.PutSamples: _ROLLOUT | _ENVIRONMENT | _BROKER,  # the broker also imports samples of an earlier run
     messages.PutPartials: _ROLLOUT,
     messages.GetPartials: _ROLLOUT,
+    messages.PutTurns: _ROLLOUT,
+    messages.PutAnswer: _ENVIRONMENT,
+    messages.PutCalls: _ENVIRONMENT,
+    messages.GetSessions: _ROLLOUT | _ENVIRONMENT,
     messages.GetHistory: _ROLLOUT | _BROKER,
     messages.GetPrompts: _WORKERS | _BROKER,
     messages.GetSamples: _WORKERS | _BROKER,

@@ -66,23 +66,27 @@ class StoreClient:
     def close(self) -> None:
         self._link.close()
 
+    def of(self, prompt: str) -> StoreClient:
+        """The client of the store that has this prompt."""
+        return self
+
     async def open_run(self, run: str, fingerprint: str, id: str = "", *, deadline_s: float = DEADLINE_S) -> None:
         """Claim the folder for this run. Raises `RunMismatch` if it belongs to another one."""
         claim = messages.OpenRun(run=run, fingerprint=fingerprint, id=id)
-        await self._ask(claim, messages.Done, deadline_s=deadline_s)
+        await self.ask(claim, messages.Done, deadline_s=deadline_s)
 
     async def put_prompts(self, rows: Sequence[Row], *, deadline_s: float = DEADLINE_S) -> list[str]:
         """Store dataset rows; returns their ids in order. Idempotent."""
         ids: list[str] = []
         for start in range(0, len(rows), ROWS_A_MESSAGE):
             batch = await asyncio.to_thread(_prompt_rows, rows[start : start + ROWS_A_MESSAGE])  # frees the loop
-            await self._ask(messages.PutPrompts(rows=batch), messages.Done, deadline_s=deadline_s)
+            await self.ask(messages.PutPrompts(rows=batch), messages.Done, deadline_s=deadline_s)
             ids += [row.prompt for row in batch]
         return ids
 
     async def get_prompts(self, prompts: Sequence[str], *, deadline_s: float = DEADLINE_S) -> list[Row]:
         """The rows of these prompt ids, in the order asked. Raises `UnknownSample` for one that was never put."""
-        answer, _ = await self._ask(
+        answer, _ = await self.ask(
             messages.GetPrompts(prompts=list(prompts)), messages.Prompts, deadline_s=deadline_s
         )
         return [msgspec.json.decode(row.row, type=dict[str, Any]) for row in answer.rows]
@@ -103,7 +107,7 @@ class StoreClient:
         )
         if question.drafted:
             frames.append(arrays.join([arrays.bits_of(sample.drafted, sample.info) for sample in samples]))
-        answer, _ = await self._ask(question, messages.Done | messages.Kept, *frames, deadline_s=deadline_s)
+        answer, _ = await self.ask(question, messages.Done | messages.Kept, *frames, deadline_s=deadline_s)
         return list(answer.samples) if isinstance(answer, messages.Kept) else []
 
     async def put_partials(
@@ -121,14 +125,14 @@ class StoreClient:
         starts, lengths = [start for start, _ in parts.values()], [len(part) for part in tokens]
         question = messages.PutPartials(samples=list(parts), starts=starts, lengths=lengths)
         frame = arrays.join(tokens)
-        answer, _ = await self._ask(question, messages.Done | messages.Missing, frame, deadline_s=deadline_s)
+        answer, _ = await self.ask(question, messages.Done | messages.Missing, frame, deadline_s=deadline_s)
         return list(answer.samples) if isinstance(answer, messages.Missing) else []
 
     async def get_partials(
         self, ids: Sequence[messages.SampleId], *, deadline_s: float = DEADLINE_S
     ) -> dict[messages.SampleId, Tokens]:
         """The first tokens of these samples, for those that have any."""
-        answer, frames = await self._ask(
+        answer, frames = await self.ask(
             messages.GetPartials(samples=list(ids)), messages.Partials, deadline_s=deadline_s
         )
         if len(frames) != 1:
@@ -159,7 +163,7 @@ class StoreClient:
     ) -> dict[str, list[tuple[int, int]]]:
         """Prompt -> [(step, response tokens)], oldest step first; an empty list if there are no responses."""
         question = messages.GetLengths(prompts=list(prompts), before_step=before_step)
-        answer, _ = await self._ask(question, messages.Lengths, deadline_s=deadline_s)
+        answer, _ = await self.ask(question, messages.Lengths, deadline_s=deadline_s)
         return {row.prompt: row.lengths for row in answer.rows}
 
     async def put_scores(
@@ -180,7 +184,7 @@ class StoreClient:
             scores=list(scores), weighted=[len(part) // 4 for part in parts] if token_weights else []
         )
         frames = [b"".join(parts)] if token_weights else []
-        await self._ask(question, messages.Done, *frames, deadline_s=deadline_s)
+        await self.ask(question, messages.Done, *frames, deadline_s=deadline_s)
 
     async def put_token_stats(
         self,
@@ -194,7 +198,7 @@ class StoreClient:
         lengths = [part.shape[1] for part in values.values()]
         question = messages.PutTokenStats(version=version, samples=list(values), lengths=lengths, begins=begins)
         frame = b"".join([part.tobytes() for part in values.values()])
-        await self._ask(question, messages.Done, frame, deadline_s=deadline_s)
+        await self.ask(question, messages.Done, frame, deadline_s=deadline_s)
 
     async def mark(
         self,
@@ -210,7 +214,7 @@ class StoreClient:
         A sample that was never generated can be dropped, not trained.
         """
         if ids or drawn:
-            await self._ask(
+            await self.ask(
                 messages.MarkSamples(samples=list(ids), state=state, reason=reason, drawn=drawn),
                 messages.Done,
                 deadline_s=deadline_s,
@@ -218,7 +222,7 @@ class StoreClient:
 
     async def forget_logprobs(self, below_step: int, *, deadline_s: float = DEADLINE_S) -> None:
         """Steps below this one are in a checkpoint: delete their log-probs and journal lines."""
-        await self._ask(messages.ForgetLogprobs(below_step=below_step), messages.Done, deadline_s=deadline_s)
+        await self.ask(messages.ForgetLogprobs(below_step=below_step), messages.Done, deadline_s=deadline_s)
 
     async def journal(self, from_step: int, *, deadline_s: float = DEADLINE_S) -> list[messages.JournalEntry]:
         """The durable state of every sample of these steps, ordered by step, prompt, index."""
@@ -229,12 +233,12 @@ class StoreClient:
     ) -> messages.Journal:
         """The same, and which steps no longer have lines."""
         question = messages.GetJournal(from_step=from_step, recent=recent)
-        answer, _ = await self._ask(question, messages.Journal, deadline_s=deadline_s)
+        answer, _ = await self.ask(question, messages.Journal, deadline_s=deadline_s)
         assert isinstance(answer, messages.Journal)
         return answer
 
     async def stats(self, *, deadline_s: float = DEADLINE_S) -> messages.StoreStats:
-        answer, _ = await self._ask(messages.GetStoreStats(), messages.StoreStats, deadline_s=deadline_s)
+        answer, _ = await self.ask(messages.GetStoreStats(), messages.StoreStats, deadline_s=deadline_s)
         assert isinstance(answer, messages.StoreStats)
         return answer
 
@@ -245,7 +249,7 @@ class StoreClient:
         prompt_tokens: bool,
         deadline_s: float,
     ) -> list[StoredSample]:
-        answer, frames = await self._ask(question, messages.Samples, deadline_s=deadline_s)
+        answer, frames = await self.ask(question, messages.Samples, deadline_s=deadline_s)
         if len(frames) != (expected := 1 + logprobs + prompt_tokens + bool(answer.weights)):
             raise errors.MalformedMessage(f"store sent {len(frames)} arrays, {expected} expected")
         lengths = [info.length for info in answer.samples]
@@ -260,9 +264,7 @@ class StoreClient:
             columns += [answer.weights, arrays.token_weights(answer, rest.pop(0))]
         return [StoredSample(*row) for row in zip(*columns, strict=False)]
 
-    async def _ask(
-        self, question: messages.Message, expected: Any, *frames: Any, deadline_s: float
-    ) -> sockets.Parcel:
+    async def ask(self, question: messages.Message, expected: Any, *frames: Any, deadline_s: float) -> sockets.Parcel:
         """`expected`: the answer's type, or a union of types."""
         parcel = await self._link.request(question, *frames, deadline_s=deadline_s)
         if not isinstance(parcel.message, expected):

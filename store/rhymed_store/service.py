@@ -27,6 +27,7 @@ from rhymed.wire.sockets import DONE, Parcel, Server
 from rhymed_store.database.commit import Writer
 from rhymed_store.database.prepare import prepare
 from rhymed_store.database.reads import Reads
+from rhymed_store.database.sessions import SessionReads
 from rhymed_store.database.tokenstats import TokenStatsWrites, ready
 from rhymed_store.database.transactions import FILE, Batch, Database
 from rhymed_store.database.writes import Writes
@@ -103,6 +104,10 @@ class StoreService(Service):
             messages.PutPrompts: self._write(writes.put_prompts),
             messages.PutSamples: self._put_samples,
             messages.PutPartials: self._put_partials,
+            messages.PutTurns: self._put_turns,
+            messages.PutAnswer: self._put_answer,
+            messages.PutCalls: self._put_calls,
+            messages.GetSessions: self._read(SessionReads(self._database).sessions),
             messages.PutScores: self._put_scores,
             messages.PutTokenStats: self._put_token_stats,
             messages.MarkSamples: self._write(writes.mark),
@@ -195,6 +200,34 @@ class StoreService(Service):
         with self._underway(size):
             await self._writer.write(put, size)
         return messages.Missing(samples=missing) if missing else DONE
+
+    async def _put_turns(self, message: messages.PutTurns, frames: Sequence[bytes]) -> messages.Message:
+        size = sum(map(len, frames))
+
+        def put(batch: Batch) -> None:
+            for sample in self._writes.sessions.put_turns(batch, message, frames):
+                self._writes.remove_partials(batch, sample)
+
+        with self._underway(size):
+            await self._writer.write(put, size)
+        return DONE
+
+    async def _put_answer(self, message: messages.PutAnswer, frames: Sequence[bytes]) -> messages.Message:
+        tokens = b"".join(frames)
+        with self._underway(len(tokens)):
+            await self._writer.write(
+                lambda batch: self._writes.sessions.put_answer(batch, message, tokens), len(tokens)
+            )
+        return DONE
+
+    async def _put_calls(self, message: messages.PutCalls, frames: Sequence[bytes]) -> messages.Message:
+        begun: list[bool] = []
+
+        def put(batch: Batch) -> None:
+            begun[:] = [self._writes.sessions.put_calls(batch, message)]  # may run twice
+
+        await self._writer.write(put)
+        return messages.Begun() if begun[0] else DONE
 
     @contextlib.contextmanager
     def _underway(self, size: int) -> Iterator[None]:

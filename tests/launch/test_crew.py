@@ -78,7 +78,7 @@ def test_more_workers_are_wanted_at_once_and_fewer_only_after_a_while() -> None:
 @pytest.mark.parametrize(
     ("words", "placement", "why"),
     [
-        (["trainer=2"], {}, "write rollout=N or reward=N"),
+        (["trainer=2"], {}, "write rollout=N or environment=N or reward=N"),
         (["rollout=many"], {}, "write rollout=N"),
         (["rollout=9999"], {}, "from 0 to 1024"),
         (["rollout=2"], {"max": 4}, "between 0 and 4 rollout workers"),

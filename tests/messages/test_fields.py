@@ -135,6 +135,7 @@ def test_which_floats_may_be_anything() -> None:
     """Rewards and metrics are checked where they are used, because a NaN of theirs is a finding."""
     free = {field.id for field in FLOATS if field.values[2] is float}
     rewards = {"Score-reward", "Score-parts.value", "Score-weight", "SampleInfo-reward", "Samples-weights.0"}
+    rewards |= {"SampleInfo-earned", "Answer-reward"}
     metrics = {"Heartbeat-stats.value", "WorkerRow-stats.value", "TrainStep-metrics.value", "Trained-metrics.value"}
     shown = {"JournalEntry-reward", "Member-reward"} | {f"Queues-{name}.value" for name in QUEUES}
     assert free == rewards | metrics | shown

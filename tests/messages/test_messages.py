@@ -15,6 +15,7 @@ from rhymed.messages import (
     Reply,
     SampleId,
     ToBroker,
+    ToEnvironment,
     ToReward,
     ToRollout,
     ToStore,
@@ -22,7 +23,7 @@ from rhymed.messages import (
     ToWeights,
 )
 
-Anything = ToBroker | ToRollout | ToReward | ToTrainer | ToStore | ToWeights | Reply
+Anything = ToBroker | ToRollout | ToEnvironment | ToReward | ToTrainer | ToStore | ToWeights | Reply
 
 STRUCTS = [
     kind

@@ -75,7 +75,8 @@ def snapshot(workers: int = 9, uptime_s: float = 182.0, **changes: object) -> Qu
     queues = {
         "run": "demo", "uptime_s": uptime_s, "version": 12, "step": 12, "steps": 96, "finished": False,
         "queues": {
-            "waiting": 12, "running": 64, "generated": 3, "scoring": 8, "scored": 41, "training": 0,
+            "waiting": 12, "running": 64, "turned": 0, "acting": 0,
+            "generated": 3, "scoring": 8, "scored": 41, "training": 0,
             "trained": 192_000, "dropped": 1,
         },
         "oldest_s": {"waiting": 3.1, "running": 12.4, "generated": 0.2, "scoring": 0.1, "scored": 9.3},

@@ -16,6 +16,13 @@ class Assign(NamedTuple):
     begun: Sequence[SampleId] = ()  # the store has the first tokens of these
 
 
+class Act(NamedTuple):
+    """Environment worker: answer the last turn of these."""
+
+    worker: str
+    ids: list[SampleId]
+
+
 class ScoreSamples(NamedTuple):
     """Reward worker: score these."""
 
@@ -88,4 +95,4 @@ class FinishRun(NamedTuple):
     reason: str
 
 
-Action = Assign | ScoreSamples | Cancel | Release | Recall | Load | Sleep | Train | Mark | Evaluated | FinishRun
+Action = Assign | Act | ScoreSamples | Cancel | Release | Recall | Load | Sleep | Train | Mark | Evaluated | FinishRun

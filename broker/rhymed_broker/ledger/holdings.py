@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rhymed.messages import EVAL, Holding, SampleId, SampleInfo, Score
+from rhymed.messages import EVAL, Drafting, Holding, Role, SampleId, SampleInfo, Score
 from rhymed_broker.ledger.actions import Cancel
 from rhymed_broker.ledger.dispatch import Dispatch
 from rhymed_broker.ledger.retries import Retries
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.states import Sample, State
+
+FREE: dict[Role, State] = {"rollout": "waiting", "environment": "turned", "reward": "generated", "trainer": "scored"}
+"""The state in which samples wait for a worker of this role."""
 
 Points = Callable[[Score], float | None]
 
@@ -56,7 +59,7 @@ class Holdings:
 
         It keeps those that no other worker holds; the rest are cancelled.
         """
-        free: State = "waiting" if worker.role == "rollout" else "generated"
+        free = FREE[worker.role]
         cancel: list[SampleId] = []
         for id in claims:
             sample = self._samples.get(id)
@@ -83,21 +86,55 @@ class Holdings:
         """Its worker has stored these samples."""
         steps: set[int] = set()
         for info in infos:
-            sample = self._held(name, info.id, ("waiting", "running"))
+            sample = self._written(name, info, now)
+            if sample is not None:
+                self._generated(sample, info, now, name)
+                steps.add(info.id.step)
+        self._note(steps, now)
+
+    def turned(self, name: str, infos: Iterable[SampleInfo], now: float) -> None:
+        """A rollout worker has stored a turn of each of these samples: their environments answer next."""
+        for info in infos:
+            sample = self._written(name, info, now)
+            if sample is not None:
+                sample.author, sample.drafting = name, _sum(sample.drafting, info.drafting)
+                sample.ahead = sample.ahead[0] + info.ahead[0], sample.ahead[1] + info.ahead[1]
+                self._samples.counts["tokens"] += info.length
+                self._samples.move(sample, "turned", now, name)
+
+    def answered(self, name: str, ids: Iterable[SampleId], now: float) -> None:
+        """An environment worker has stored its answers: each sample's next turn is best written by the worker that
+        wrote the last one, which may have its keys and values."""
+        for id in ids:
+            sample = self._held(name, id, ("turned", "acting"))
             if sample is None:
                 continue
+            self._workers.by_name[name].useful = True
+            self._workers.release(sample, now)
+            self._retries.acquit(sample)
+            sample.host, sample.begun = name, True
+            self._samples.move(sample, "answered", now, name)
+            if sample.author in self._workers.by_name:
+                sample.goal = sample.author
+                self._samples.moving[sample] = None
+
+    def _written(self, name: str, info: SampleInfo, now: float) -> Sample | None:
+        """The sample, which its worker no longer holds; None: the report changes nothing."""
+        worker = self._workers.by_name.get(name)
+        acts = worker is not None and worker.role == "environment"
+        sample = self._held(name, info.id, ("turned", "acting") if acts else ("waiting", "running"))
+        if sample is not None:
             self._workers.by_name[name].finished(info)
             self._workers.release(sample, now)
             self._retries.acquit(sample)
-            self._generated(sample, info, now, name)
-            steps.add(info.id.step)
-        self._note(steps, now)
+        return sample
 
     def _generated(self, sample: Sample, info: SampleInfo, now: float, name: str) -> None:
         versions = [version for version, _ in info.versions]
         sample.length, sample.oldest = info.length, min(versions, default=info.id.step)
-        sample.drafting, sample.ahead = info.drafting, info.ahead
-        self._samples.counts["tokens"] += info.length
+        if not info.turns:  # else its turns were counted when they were reported
+            sample.drafting, sample.ahead = info.drafting, info.ahead
+            self._samples.counts["tokens"] += info.length
         self._samples.move(sample, "generated", now, name)
         if info.id.step < EVAL and info.length:
             self._dispatch.forecast.finished(info.id.step, info.id.prompt, info.length)
@@ -127,6 +164,18 @@ class Holdings:
             steps.add(score.id.step)
         self._note(steps, now)
 
+    def parked(self, name: str, ids: Iterable[SampleId], now: float) -> None:
+        """Samples are written ahead to the end: they use no slot until newer weights are loaded."""
+        if worker := self._workers.by_name.get(name):
+            self._workers.park(worker, worker.parked | set(ids), now)
+
     def _note(self, steps: Iterable[int], now: float) -> None:
         for step in steps:
             self._samples.open_steps[step].note(now, self._workers.occupancy)
+
+
+def _sum(first: Drafting | None, second: Drafting | None) -> Drafting | None:
+    """Of two turns; a turn without a report adds nothing."""
+    if first is None or second is None:
+        return first or second
+    return Drafting(*(getattr(first, name) + getattr(second, name) for name in Drafting.__struct_fields__))

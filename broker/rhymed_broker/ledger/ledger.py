@@ -9,7 +9,9 @@ all queued actions. The shell performs them, and reports the failure of an actio
 A sample is in exactly one state. The usual path: waiting, running (with a rollout worker), generated (the store has
 it), scoring (with a reward worker), scored, training (its step is with the trainer), trained. A sample that a worker
 loses or gives back returns to the state before the assignment; one that cannot be used is dropped with a reason.
-`states.py` has the table of all transitions; `samples.py` applies it, and raises `InvalidTransition` for any other.
+With environments, a sample is turned and acting (with an environment worker, whose first answer is the prompt) before
+each turn and after the last. `states.py` has the table of all transitions; `samples.py` applies it, and raises
+`InvalidTransition` for any other.
 
 Version v of the policy means that v steps are trained. Step k is open from version k - max_staleness - run_ahead
 until it is trained. The evaluation of version v is an open step with the number EVAL + v. After a restart, `start`
@@ -18,6 +20,7 @@ opens the steps again from the store's journal, and workers that join claim what
     samples     states and queues of all samples; `step`: one open step; `meter`: its numbers
     workers     who is here, their free slots, what each holds
     dispatch    which worker gets which waiting samples, and which running samples move (policies: `pipe`)
+    sessions    which environment worker answers which samples
     holdings    what workers report, compared with what they were assigned
     retries     what happens to samples that come back, and who is blamed
     handover    which step the trainer has, and which policy version rollout workers load
@@ -61,6 +64,7 @@ from rhymed_broker.ledger.refill.refill import Refill
 from rhymed_broker.ledger.refill.signal import SignalRule
 from rhymed_broker.ledger.retries import Blame, Retries
 from rhymed_broker.ledger.samples import Samples
+from rhymed_broker.ledger.sessions.acting import Acting
 from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.slices import Slices, sliced
 from rhymed_broker.states import Rules
@@ -70,7 +74,8 @@ DEFAULTS = Rules()
 
 
 class Ledger:
-    """`retries.given_back`, `dispatch.remember` and `dispatch.stay` take the events that concern only them."""
+    """`retries.given_back`, `dispatch.remember`, `dispatch.stay`, and `turned`, `answered` and `parked` of `holdings`
+    take the events that concern only them."""
 
     def __init__(
         self,
@@ -88,8 +93,9 @@ class Ledger:
         self.dispatch = Dispatch(self.samples, self.workers, policy, forecast or Forecast(LONGEST))
         self.evaluations = Evaluations(self.samples, self.workers, self.retries)
         self.control = Control(self.samples, self.workers)
+        self.acting = Acting(self.samples, self.workers)
         self.refill = Refill(self.samples, self.dispatch, signal)
-        self._holdings = Holdings(self.samples, self.workers, self.retries, self.dispatch)
+        self.holdings = Holdings(self.samples, self.workers, self.retries, self.dispatch)
         self.version = 0
         self.steps = 0  # of the whole run
         self.started = False
@@ -105,6 +111,7 @@ class Ledger:
             if not self.control.paused:
                 self._actions += yield from self.handover.hand_over.slices(self.version, now)
                 self._actions += yield from self.dispatch.place.slices(self.version, now)
+                self._actions += yield from self.acting.place.slices(now)
             if self.evaluations.generated_before(self.version):
                 self._load(self.workers, now)  # some kept the older version for it
             self._actions += self.evaluations.close_complete(now)
@@ -195,7 +202,7 @@ class Ledger:
 
     def _welcome(self, worker: Worker, now: float) -> None:
         claims, worker.claims, worker.target = worker.claims, [], -1
-        self._actions += self._holdings.adopt(worker, claims, self.version, now)
+        self._actions += self.holdings.adopt(worker, claims, self.version, now)
         self._load((worker,), now)
 
     def leave(self, name: str, now: float) -> None:
@@ -243,18 +250,13 @@ class Ledger:
         elif self.started:
             if worker.role == "rollout" and version != worker.version and worker.target == -1 and not worker.asleep:
                 self.loaded(name, version, now)
-            self._actions += self._holdings.compare(worker, holding, self.version, now)
-
-    def parked(self, name: str, ids: Iterable[SampleId], now: float) -> None:
-        """Samples are written ahead to the end: they use no slot until newer weights are loaded."""
-        if worker := self.workers.by_name.get(name):
-            self.workers.park(worker, worker.parked | set(ids), now)
+            self._actions += self.holdings.compare(worker, holding, self.version, now)
 
     def generated(self, name: str, infos: Iterable[SampleInfo], now: float) -> None:
-        self._holdings.generated(name, infos, now)
+        self.holdings.generated(name, infos, now)
 
     def scored(self, name: str, scores: Iterable[Score], now: float) -> None:
-        self._holdings.scored(name, scores, self.evaluations.points, self.refill.points, now)
+        self.holdings.scored(name, scores, self.evaluations.points, self.refill.points, now)
 
     def loaded(self, name: str, version: int, now: float) -> None:
         """From now on this worker samples from this version."""

@@ -25,7 +25,7 @@ Blame = Literal["sample", "worker", "none"]
 
 PROOFS = 2  # deaths with it as the only suspect
 
-TAKEN: tuple[State, ...] = ("running", "scoring")
+TAKEN: tuple[State, ...] = ("running", "acting", "scoring")
 
 
 class Retries:

@@ -80,7 +80,8 @@ class Samples:
             yield
         open_step.added()
         entries = self._journal.get(open_step.step, {})
-        yield from self.move_many.slices([one for one in added if one.id not in entries], "opened", now)
+        first: Event = "found_turned" if self.rules.environment else "opened"
+        yield from self.move_many.slices([one for one in added if one.id not in entries], first, now)
         for samples in chunks(added) if entries else ():
             for sample in samples:
                 if entry := entries.pop(sample.id, None):
@@ -99,9 +100,9 @@ class Samples:
         A sample of an evaluation is scored again: the journal has its reward, but not each scorer's part. So is any
         sample if dynamic sampling looks at a scorer's part.
         """
-        if entry.state == "begun":
+        if entry.state in ("begun", "turned"):
             sample.begun = True
-            self.move(sample, "opened", now)
+            self.move(sample, "opened" if entry.state == "begun" else "found_turned", now)
             return
         sample.length, sample.oldest, sample.reward = entry.length, entry.oldest_version, entry.reward
         sample.points, sample.repeated = entry.reward, entry.state == "trained"

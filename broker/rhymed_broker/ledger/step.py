@@ -1,7 +1,7 @@
 """One open step: its samples, which of them wait for a worker, and how complete its groups are.
 
-Invariant: `counts` sum to the number of samples; `unassigned` holds the samples that are waiting or generated, by
-state and group, and no empty group.
+Invariant: `counts` sum to the number of samples; `unassigned` holds the samples that are waiting, turned or
+generated, by state and group, and no empty group.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import chain
 from rhymed.messages import Drawn, GroupRow, SampleId
 from rhymed_broker.ledger.meter import Occupancy, StepMeter
 from rhymed_broker.pipe.policy import Deal
-from rhymed_broker.states import SETTLED, STATES, Sample, State
+from rhymed_broker.states import SETTLED, STATES, UNWRITTEN, Sample, State
 
 Groups = dict[str, dict[Sample, None]]
 
@@ -24,7 +24,7 @@ class OpenStep:
         self.meter = meter
         self.samples: dict[SampleId, Sample] = {}
         self.counts: dict[State, int] = dict.fromkeys(STATES, 0)
-        self.unassigned: dict[State, Groups] = {"waiting": {}, "generated": {}}
+        self.unassigned: dict[State, Groups] = {"waiting": {}, "turned": {}, "generated": {}}
         self.handed = False  # to a trainer, at least once
         self.forecast: dict[str, float] = {}  # prompt -> response tokens, by its history alone
         self.expected: dict[str, float] = {}  # prompt -> response tokens, when the groups were last ranked
@@ -134,7 +134,7 @@ class OpenStep:
 
     @property
     def all_generated(self) -> bool:
-        return not (self.counts["waiting"] or self.counts["running"])
+        return not any(self.counts[state] for state in UNWRITTEN)
 
     @property
     def complete(self) -> bool:

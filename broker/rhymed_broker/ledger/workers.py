@@ -1,8 +1,8 @@
 """Who is here and what they hold. Owns the workers, their free slots, and the slots' occupancy.
 
-Invariant: a sample is in one worker's `held` while it is running or scoring, and in none otherwise; `free[role]` has
-the workers of that role with a free slot that are awake, do not rest and are not drained. Knows nothing of steps,
-versions or queues.
+Invariant: a sample is in one worker's `held` while it is running, acting or scoring, and in none otherwise;
+`free[role]` has the workers of that role with a free slot that are awake, do not rest and are not drained. Knows
+nothing of steps, versions or queues.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rhymed_broker.states import Sample
 
 
 class Worker:
-    """A rollout or reward worker, or the trainer (which holds nothing here)."""
+    """A rollout, environment or reward worker, or the trainer (which holds nothing here)."""
 
     __slots__ = (
         "accepted", "asleep", "busy", "claims", "drained", "forwards", "held", "holding", "host", "missing", "name",
@@ -83,7 +83,7 @@ class Workers:
     def __init__(self) -> None:
         self.by_name: dict[str, Worker] = {}
         self.trainer: Worker | None = None
-        self.free: dict[str, dict[str, Worker]] = {"rollout": {}, "reward": {}, "trainer": {}}
+        self.free: dict[str, dict[str, Worker]] = {"rollout": {}, "environment": {}, "reward": {}, "trainer": {}}
         self.changed: dict[str, Worker] = {}  # slots, weights or parked samples changed since `take_changed`
         self.lineup = 0  # increases when a rollout worker comes, goes, or is drained
         self.occupancy = Occupancy()  # of rollout slots

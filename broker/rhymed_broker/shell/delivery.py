@@ -15,7 +15,7 @@ from rhymed import messages
 from rhymed.errors import DeadlineExceeded, PeerGone, RhymedError, StepRefused, StoreError
 from rhymed.service.logline import cause
 from rhymed.wire.sockets import Server
-from rhymed_broker.ledger.actions import Assign, Cancel, Load, Release, ScoreSamples, Sleep, Train
+from rhymed_broker.ledger.actions import Act, Assign, Cancel, Load, Release, ScoreSamples, Sleep, Train
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.shell.turns import Turns
 
@@ -25,7 +25,7 @@ DELIVERY_S = 15.0  # for the answer that a worker has accepted a request; the wo
 TRAIN_S = 300.0  # the trainer answers when it has read all samples of the step
 REFUSED_S = 600.0  # then the run ends
 
-Order = Assign | ScoreSamples | Cancel | Release | Load | Sleep | Train
+Order = Assign | Act | ScoreSamples | Cancel | Release | Load | Sleep | Train
 
 
 class Delivery:
@@ -106,6 +106,8 @@ class Delivery:
         match order:
             case Assign(_, ids, begun):
                 return messages.Generate(samples=ids, begun=list(begun))
+            case Act(_, ids):
+                return messages.Act(samples=ids)
             case ScoreSamples(_, ids):
                 return messages.ScoreSamples(samples=ids)
             case Cancel(_, ids):
@@ -120,12 +122,12 @@ class Delivery:
                 return messages.TrainStep(step=step, samples=ids, metrics=metrics, steps=self._ledger.steps)
 
     def _undelivered(self, order: Order, error: RhymedError) -> None:
-        ids = order.ids if isinstance(order, Assign | ScoreSamples | Release) else ()
+        ids = order.ids if isinstance(order, Assign | Act | ScoreSamples | Release) else ()
         fields = cause("undelivered", ids, reason=str(error))
         log.warning("%s to %s failed: %s", type(order).__name__, order.worker, error, extra=fields)
         now = time.monotonic()
         match order:
-            case Assign(name, ids, _) | ScoreSamples(name, ids):
+            case Assign(name, ids, _) | Act(name, ids) | ScoreSamples(name, ids):
                 silent = isinstance(error, PeerGone | DeadlineExceeded)  # then it cannot be a sample's fault
                 self._ledger.retries.given_back(name, ids, str(error), now, blame="none" if silent else "worker")
             case Load(name, _):

@@ -11,7 +11,7 @@ import time
 
 from rhymed.config import Reward
 from rhymed.errors import Overloaded, RewardError
-from rhymed.messages import Ahead, Generated, GiveBack, Scored
+from rhymed.messages import Ahead, Answered, Generated, GiveBack, Scored, Turned
 from rhymed.service.logline import cause
 from rhymed_broker.ledger.ledger import Ledger
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 MOST_EARLY = 100_000  # samples in reports that wait for the start
 
-Report = Generated | Scored | Ahead | GiveBack
+Report = Generated | Turned | Answered | Scored | Ahead | GiveBack
 
 
 class Reports:
@@ -58,10 +58,14 @@ class Reports:
         match report:
             case Generated():
                 self._ledger.generated(report.worker, report.samples, now)
+            case Turned():
+                self._ledger.holdings.turned(report.worker, report.samples, now)
+            case Answered():
+                self._ledger.holdings.answered(report.worker, report.samples, now)
             case Scored():
                 self._ledger.scored(report.worker, report.scores, now)
             case Ahead():
-                self._ledger.parked(report.worker, report.samples, now)
+                self._ledger.holdings.parked(report.worker, report.samples, now)
             case GiveBack(worker=worker, samples=ids, reason=reason, retry=retry, moved=moved):
                 level, event = (logging.INFO, "moved") if moved else (logging.WARNING, "returned")
                 fields = cause(event, ids, worker=worker)

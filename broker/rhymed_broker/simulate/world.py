@@ -131,7 +131,7 @@ class World:
             else:
                 ready.append(self._info(entry, version))
         if parked:
-            self.ledger.parked(name, parked, self.now)
+            self.ledger.holdings.parked(name, parked, self.now)
         if ready:
             self.generated_s = self.now
             self.ledger.generated(name, ready, self.now)

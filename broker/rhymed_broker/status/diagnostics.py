@@ -20,7 +20,11 @@ LOADING_S = 90.0
 PHASE_S = 300.0  # a trainer changes its phase with every micro-batch
 MANY = 0.5  # of a step's samples
 WORDS = 160  # characters of a reason
-QUEUES: tuple[tuple[State, Role, str], ...] = (("waiting", "rollout", "generated"), ("generated", "reward", "scored"))
+QUEUES: tuple[tuple[State, Role, str], ...] = (
+    ("waiting", "rollout", "generated"),
+    ("turned", "environment", "answered by their environment"),
+    ("generated", "reward", "scored"),
+)
 CHECKED = 64  # samples per state, those that entered it first
 
 

@@ -119,9 +119,10 @@ def _worker(worker: Worker, now: float, *, with_samples: bool) -> messages.Worke
 
 
 def _running(ledger: Ledger) -> dict[int, dict[str, list[int]]]:
-    """Step -> prompt -> tokens of each running sample."""
+    """Step -> prompt -> tokens of each sample that is being written, or waits for its environment."""
     running: dict[int, dict[str, list[int]]] = {}
-    for sample in ledger.samples.queues["running"]:
+    queues = ledger.samples.queues
+    for sample in chain(queues["running"], queues["turned"], queues["acting"]):
         running.setdefault(sample.id.step, {}).setdefault(sample.id.prompt, []).append(sample.tokens)
     return running
 

@@ -26,6 +26,8 @@ NUMBERS = ("samples", "oldest", "holds", "version", "tokens", "for")  # right-al
 PURPOSE = {
     "waiting": "for a rollout worker",
     "running": "being generated",
+    "turned": "for an environment worker",
+    "acting": "being answered by their environment",
     "generated": "for a reward worker",
     "scoring": "being scored",
     "scored": "for the rest of the step",
@@ -149,7 +151,7 @@ def _workers(snapshot: Queues) -> RenderableType:
 
     table = _table("worker", "holds", "version", "heard", "phase")
     for row in snapshot.workers:
-        version = "-" if row.role == "reward" else str(row.version)
+        version = "-" if row.role in ("reward", "environment") else str(row.version)
         full = "-" if row.role == "trainer" else f"{len(row.holding)}/{row.slots}"
         phase = "[bold yellow]drained[/] " if row.drained else ""
         phase += escape(row.phase) or "-"

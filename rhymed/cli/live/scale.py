@@ -11,13 +11,15 @@ from rhymed.output import show
 
 
 def add(subparsers: Any) -> None:
-    parser = make_parser(subparsers, "scale", "change how many rollout or reward workers a living run has", handle)
+    parser = make_parser(
+        subparsers, "scale", "change how many rollout, environment or reward workers a living run has", handle
+    )
     add_examples(
         parser,
         "rhymed scale rollout=12           # starts more, or sends the last ones away",
         "rhymed scale rollout=4 reward=2 --run runs/quickstart",
     )
-    parser.add_argument("wanted", nargs="+", metavar="ROLE=N", help="rollout=N or reward=N")
+    parser.add_argument("wanted", nargs="+", metavar="ROLE=N", help="rollout=N, environment=N or reward=N")
     add_run(parser, positional=False)
 
 

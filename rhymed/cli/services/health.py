@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rhymed.run.layout import RunLayout
 
 SERVERS = ("broker", "store")
-WORKERS = ("rollout", "reward", "trainer")
+WORKERS = ("rollout", "environment", "reward", "trainer")
 DEADLINE_S = 5.0
 
 

@@ -19,6 +19,7 @@ WHERE: dict[KeyRole, str] = {
     "store": "where `rhymed store` runs, or `rhymed run`",
     "trainer": "where the trainer runs, or `rhymed run`",
     "rollout": "every machine with rollout workers",
+    "environment": "every machine with environment workers",
     "reward": "every machine with reward workers",
     "viewer": "for watching: `rhymed queues`, `rhymed top`, and the screen of `rhymed run`",
     "operator": "for steering: `rhymed steer`, and the keys p and d of `rhymed top`",
@@ -58,7 +59,7 @@ def handle(arguments: argparse.Namespace) -> int:
 
 
 def _report(folder: Path, made: list[KeyRole], rotated: list[str], retiring: list[str], retired: int) -> list[str]:
-    lines = [f"made     {role:<8} {folder / (role + '.secret')}  ->  {WHERE[role]}" for role in made]
+    lines = [f"made     {role:<11} {folder / (role + '.secret')}  ->  {WHERE[role]}" for role in made]
     if made or retired:
         lines.append(f"         public   {folder / 'public'}  ->  every machine of the run")
     if retiring:

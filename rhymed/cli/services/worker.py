@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    parser = make_parser(commands, "worker", "join a run as a rollout worker, a reward worker or its trainer", handle)
+    parser = make_parser(
+        commands, "worker", "join a run as a rollout, environment or reward worker, or as its trainer", handle
+    )
     add_examples(parser, "rhymed worker --role rollout configs/quickstart.toml")
-    parser.add_argument("--role", required=True, choices=["rollout", "reward", "trainer"])
+    parser.add_argument("--role", required=True, choices=["rollout", "environment", "reward", "trainer"])
     parser.add_argument(
         "--node", type=int, default=0, metavar="N", help="trainer: this machine's number, below trainer.nodes"
     )
@@ -54,6 +56,12 @@ def _builder(role: str, config: Config, where: RunLayout, name: str, node: int =
         from rhymed_workers.rollout.worker import RolloutWorker
 
         return lambda: RolloutWorker(config, where, name)
+    if role == "environment":
+        from rhymed_workers.environment.worker import EnvironmentWorker
+
+        if not config.environment.active:
+            raise ConfigError("the run has no environment: set environment.tools or environment.factory")
+        return lambda: EnvironmentWorker(config, where, name)
     if role == "reward":
         from rhymed_workers.reward.worker import RewardWorker
 

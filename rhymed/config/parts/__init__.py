@@ -1,1 +1,1 @@
-"""Tables inside `[trainer]`, and `[placement]` with its own, a file each."""
+"""Tables inside `[trainer]`, `[environment]`, and `[placement]` with its own, a file each."""

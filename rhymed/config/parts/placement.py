@@ -18,6 +18,12 @@ class Cpus(Section):
         0.0, ge=0, le=MOST_PROCESSES, description="of the trainer on one node; 0: trainer.threads, or 1 for each rank"
     )
     rollout: float = Field(1.0, gt=0, le=MOST_PROCESSES, description="of one rollout worker")
+    environment: float = Field(
+        0.0,
+        ge=0,
+        le=MOST_PROCESSES,
+        description="of one environment worker; 0: environment.processes, one for each",
+    )
     reward: float = Field(
         0.0, ge=0, le=MOST_PROCESSES, description="of one reward worker; 0: reward.processes, one for each"
     )
@@ -30,6 +36,7 @@ class Memory(Section):
     broker: float = Field(2.0, ge=0, le=1 << 20, description="of the broker")
     trainer: float = Field(0.0, ge=0, le=1 << 20, description="of the trainer on one node")
     rollout: float = Field(0.0, ge=0, le=1 << 20, description="of one rollout worker")
+    environment: float = Field(0.0, ge=0, le=1 << 20, description="of one environment worker")
     reward: float = Field(0.0, ge=0, le=1 << 20, description="of one reward worker")
 
 

@@ -32,7 +32,21 @@ class RequestInfo(NamedTuple):
     step: int  # training step
     context: Sequence[int]  # prompt tokens
     response: Sequence[int]  # the engine's own list of response tokens, which grows
-    carried: Any = ()  # earlier response tokens, unchecked
+    carried: Any = ()  # earlier response tokens, unchecked; they follow the prefix
+    prefix: int = 0  # response tokens that the request began with, as a later turn of a sample does
+
+
+class Continued(Sequence[int]):
+    """The response of a later turn: what came before, then the engine's own list, which grows."""
+
+    def __init__(self, prefix: Sequence[int], written: Sequence[int]) -> None:
+        self._prefix, self._written = prefix, written
+
+    def __len__(self) -> int:
+        return len(self._prefix) + len(self._written)
+
+    def __getitem__(self, place: Any) -> Any:
+        return [*self._prefix, *self._written][place]
 
 
 @dataclass(eq=False)
@@ -119,7 +133,7 @@ class Requests:
                 index.close(row)
             for request in prompt.requests if prompt else ():
                 request.index.close(request.row)
-                request.index, request.row, request.tokens = index, _open(index, request.carried), 0
+                request.index, request.row, request.tokens = index, _open(index, request.carried, request.info), 0
             self._indexes.drop(name)
             self._indexes.put(name, index)  # if it is refused, only the running requests use it
 
@@ -134,7 +148,7 @@ class Requests:
             index = Index(np.asarray(info.context, np.int32))
             self._indexes.put(info.prompt, index)
         carried = self._take_carried(info.name, info.carried)
-        request = self._requests[id] = Request(info, index, _open(index, carried), carried)
+        request = self._requests[id] = Request(info, index, _open(index, carried, info), carried)
         prompt.requests.add(request)
         self._accounts[info.name] = request.account
         self._yields[info.name] = request.yields
@@ -160,9 +174,9 @@ class Requests:
                 self._indexes.measure(name)
 
 
-def _open(index: Index, carried: Carried) -> int:
+def _open(index: Index, carried: Carried, info: RequestInfo) -> int:
     """A request's sequence. Carried text is indexed before it, as of the last epoch: texts usually realign after a
     difference, and a sequence tracks its position only in responses that were indexed before it."""
     if carried.tokens:
-        index.add(np.array(carried.tokens, np.int32), age=1)
+        index.add(np.array([*info.response[: info.prefix], *carried.tokens], np.int32), age=1)
     return index.open()

@@ -47,3 +47,10 @@ class Drafts:
     survival: NDArray[np.float32]  # [R, K]: probability that tokens 0..j are all accepted
     evidence: NDArray[np.int16]  # [R, K]: for `Calibration.observe`
     votes: Votes  # for `Trust.observe`
+
+
+def end_at(drafts: Drafts, stops: NDArray[np.int32]) -> None:
+    """Drafts end with the first of these tokens: what follows it in history is an answer of an environment."""
+    found = np.isin(drafts.tokens, stops)
+    ends = np.where(found.any(axis=1), found.argmax(axis=1) + 1, drafts.tokens.shape[1])
+    np.minimum(drafts.lengths, ends, out=drafts.lengths)

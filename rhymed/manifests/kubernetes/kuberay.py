@@ -34,7 +34,7 @@ LEAST_GIB = 4.0  # of a pod: Ray sizes itself by its limit
 def raycluster(config: Config, options: Options) -> list[Manifest]:
     """The cluster, and the volume of its head."""
     by_name = {seat.name: seat for seat in seats(config, gpus=options.gpus)}
-    pinned = [by_name["store"], by_name["broker"], by_name["reward"]]
+    pinned = [by_name[name] for name in ("store", "broker", "environment", "reward") if name in by_name]
     name, kept = f"{prefix(config)}-ray", math.ceil(config.store.map_gib * 1.5) + BROKER_GIB
     head = {"rayStartParams": {"num-gpus": "0"}, "template": _head(config, options, pinned)}
     spec = {

@@ -12,17 +12,18 @@ from rhymed.config import Config
 from rhymed.manifests.kubernetes.pods import DASHBOARD_PORT, Manifest, Options, labels, metadata, prefix
 from rhymed.placement.plan import BROKER_PORT, STORE_PORT
 
-OTHERS = {"store": ("broker", "trainer", "rollout", "reward"), "broker": ("trainer", "rollout", "reward")}
 NAMES = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}
 
 
 def policies(config: Config, options: Options) -> list[Manifest]:
+    workers = ("trainer", "rollout", *(("environment",) if config.environment.active else ()), "reward")
     http = {"ports": _tcp(DASHBOARD_PORT)}  # a token is required there: for KEDA, Prometheus and people
     ingress = {
-        "store": [_from(config, OTHERS["store"], STORE_PORT)],
-        "broker": [_from(config, OTHERS["broker"], BROKER_PORT), http],
+        "store": [_from(config, ("broker", *workers), STORE_PORT)],
+        "broker": [_from(config, workers, BROKER_PORT), http],
         "trainer": [_from(config, ("trainer", "rollout"))],  # every port: slices of weights have a free one
         "rollout": [_from(config, ("rollout",))],  # they pass weights on
+        **({"environment": []} if config.environment.active else {}),  # which tools may reach is the cluster's affair
         "reward": [],
     }
     found = [_policy(config, options, component, {"ingress": rules}) for component, rules in ingress.items()]

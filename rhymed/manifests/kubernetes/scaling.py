@@ -10,7 +10,7 @@ from rhymed.config import Config
 from rhymed.manifests.kubernetes.pods import DASHBOARD_PORT, Manifest, Options, metadata, prefix
 from rhymed.placement.plan import Seat
 
-WORK = {"rollout": ("waiting", "running"), "reward": ("generated", "scoring")}
+WORK = {"rollout": ("waiting", "running"), "environment": ("turned", "acting"), "reward": ("generated", "scoring")}
 """States of samples (docs/ledger.md) whose number is the work of a role."""
 DOWN_S = 600  # work has to be less for so long before workers end: between two steps there is none
 
@@ -21,7 +21,8 @@ def scaling(config: Config, seat: Seat, options: Options) -> list[Manifest]:
     if not most:
         return []
     name = f"{prefix(config)}-{seat.name}"
-    each = config.rollout.max_concurrency if seat.name == "rollout" else config.reward.processes
+    section = config.environment if seat.name == "environment" else config.reward
+    each = config.rollout.max_concurrency if seat.name == "rollout" else section.processes
     spec = {
         "scaleTargetRef": {"name": name},
         "minReplicaCount": least(config, seat, most),

@@ -13,6 +13,7 @@ CURES = {
     "trainer": "lower trainer.nodes, trainer.gpus or placement.cpus.trainer, or add nodes",
     "rollout": "lower rollout.workers or placement.cpus.rollout, or add nodes; with placement.max the run starts with"
     " fewer, and Ray's autoscaler may add nodes",
+    "environment": "lower environment.workers or placement.cpus.environment, or add nodes",
     "reward": "lower reward.workers or placement.cpus.reward, or add nodes",
 }
 

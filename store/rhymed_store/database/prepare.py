@@ -64,6 +64,10 @@ def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[Ne
 def _check_info(info: SampleInfo) -> None:
     if sum(count for _, count in info.versions) != info.length or any(count < 1 for _, count in info.versions):
         raise MalformedMessage(f"sample {info.id}: versions {info.versions} do not sum to {info.length} tokens")
+    if info.turns and (sum(info.turns) != info.length or 0 in info.turns[1:]):
+        raise MalformedMessage(f"sample {info.id}: turns {info.turns} do not sum to {info.length} tokens")
+    if info.earned is not None:
+        records.check_reward(info.earned, f"sample {info.id}: the reward of its environment")
     if any(version >= 1 << 31 for version, _ in info.versions):
         raise MalformedMessage(f"sample {info.id}: a policy version must fit 32 bits")
 

@@ -17,7 +17,7 @@ from rhymed.errors import MalformedMessage, StoreDamaged, UnknownSample
 from rhymed_store.codec import frames, lossweights, records
 from rhymed_store.codec.lossweights import LossWeights
 from rhymed_store.codec.records import Record, Tokens
-from rhymed_store.database import partials
+from rhymed_store.database import partials, sessions
 from rhymed_store.database.tables import Tables
 
 
@@ -40,7 +40,8 @@ class Reads:
                 arrays.append(logprobs)
             if message.prompt_tokens:
                 arrays.append(self._contexts(txn, rows))
-        return _samples(rows, weights), arrays + _token_weights(weights)
+            infos = sessions.attached(txn, self._tables, _infos(rows))
+        return _samples(infos, weights), arrays + _token_weights(weights)
 
     def partials(self, message: messages.GetPartials) -> tuple[messages.Partials, list[Any]]:
         tokens_by_id = {}
@@ -60,7 +61,8 @@ class Reads:
         with self._database.read() as txn:
             rows = self._earlier(txn, message.prompt, message.before_step, message.limit)
             arrays = [self._tokens(txn, rows)]
-        return _samples(rows), arrays
+            infos = sessions.attached(txn, self._tables, _infos(rows))
+        return _samples(infos), arrays
 
     def _earlier(self, txn: Any, prompt: str, before_step: int, limit: int) -> list[SampleRecord]:
         """Newest step first, and within a step by index."""
@@ -101,6 +103,7 @@ class Reads:
             with txn.cursor(self._tables["partials"]) as cursor:
                 for sample in partials.begun(cursor, low):
                     entries[sample] = messages.JournalEntry(id=sample, state="begun")
+            entries |= {entry.id: entry for entry in sessions.in_progress(txn, self._tables, low)}
             with txn.cursor(self._tables["journal"]) as cursor:
                 for key, value in cursor if cursor.set_range(low) else ():
                     entry = records.unpack_journal(key, value)
@@ -182,9 +185,13 @@ def _space(lengths: Sequence[int]) -> tuple[Tokens, list[int]]:
     return np.empty(ends.pop(), np.uint32), ends
 
 
-def _samples(rows: Sequence[SampleRecord], weights: Sequence[LossWeights] = ()) -> messages.Samples:
+def _infos(rows: Sequence[SampleRecord]) -> list[messages.SampleInfo]:
+    return [record.info(sample) for sample, record in rows]
+
+
+def _samples(infos: list[messages.SampleInfo], weights: Sequence[LossWeights] = ()) -> messages.Samples:
     return messages.Samples(
-        samples=[record.info(sample) for sample, record in rows],
+        samples=infos,
         weights=[found.sample for found in weights],
         weighted=[bool(found.tokens) for found in weights],
     )

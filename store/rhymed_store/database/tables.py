@@ -34,9 +34,11 @@ TABLES = {
     "journal": "the state of samples, by step, prompt, index; only steps that no checkpoint covers",
     "logprobs": "keyed as the journal, of training steps",
     "partials": "first tokens of samples in progress, by the journal's key and position",
+    "turns": "answers and turns of samples in progress, by the journal's key and number",
+    "sessions": "what complete samples with an environment have beyond their record, by sample",
     "meta": "schema, run, counters, and which prompts each step drew from the plan",
 }
-LATER = ("parts", "tokenstats")
+LATER = ("parts", "tokenstats", "turns", "sessions")
 """Tables that a store of an earlier release lacks until it is opened for writing."""
 SLACK = 64  # pages that LMDB may have allocated and never written
 TWIN = os.strerror(errno.EAGAIN)  # LMDB's error when a process in another namespace has our process id

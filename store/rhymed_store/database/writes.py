@@ -19,6 +19,7 @@ from rhymed.errors import RunMismatch, UnknownSample
 from rhymed_store.codec import draws, frames, lossweights, records, scoreparts
 from rhymed_store.database import partials
 from rhymed_store.database.prepare import HEADER_BYTES, NewRow, check_partials, check_row, cut, cut_weights
+from rhymed_store.database.sessions import SessionWrites
 from rhymed_store.database.transactions import Batch, Database
 
 
@@ -39,6 +40,7 @@ class Writes:
 
     def __init__(self, database: Database, level: int, *, alone: bool = True) -> None:
         self._database, self._tables, self._level, self._alone = database, database.tables, level, alone
+        self.sessions = SessionWrites(database, lambda txn, step: is_live(step, self._live_from(txn)))
 
     def open_run(self, batch: Batch, message: messages.OpenRun) -> None:
         meta = self._tables["meta"]
@@ -104,6 +106,9 @@ class Writes:
             with txn.cursor(self._tables["partials"]) as cursor:
                 for row in fresh:
                     partials.remove(cursor, records.journal_key(row.info.id))
+        for row in fresh:
+            if row.info.turns:
+                self.sessions.finish(txn, row.info)
         batch.tokens += sum(row.info.length for row in fresh)
 
     def _put_contexts(self, txn: Any, rows: Sequence[NewRow]) -> None:
@@ -146,6 +151,10 @@ class Writes:
                 if is_live(sample.step, live_from) and not stored and not partials.put(cursor, sample, start, part):
                     missing.append(sample)
         return missing
+
+    def remove_partials(self, batch: Batch, sample: messages.SampleId) -> None:
+        with batch.txn.cursor(self._tables["partials"]) as cursor:
+            partials.remove(cursor, records.journal_key(sample))
 
     def put_scores(self, batch: Batch, message: messages.PutScores, weights: bytes = b"") -> None:
         """`weights`: of tokens, as in the message."""
@@ -213,6 +222,8 @@ class Writes:
             ("journal", messages.EVAL),
             ("partials", 0),
             ("partials", messages.EVAL),
+            ("turns", 0),
+            ("turns", messages.EVAL),
         ):
             low, high = records.step_prefix(first), records.step_prefix(first + below)
             with batch.txn.cursor(self._tables[table]) as cursor:

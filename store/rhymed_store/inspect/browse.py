@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.messages import Drawn, SampleId, SampleInfo, SampleState
+from rhymed.messages import Call, Drawn, SampleId, SampleInfo, SampleState
 from rhymed.printable import line
 from rhymed_store.codec import frames, masks, records, scoreparts, tokenstats
 from rhymed_store.codec.records import Record, Tokens
 from rhymed_store.codec.tokenstats import TokenStats
+from rhymed_store.codec.turns import Finished
+from rhymed_store.database import sessions
 from rhymed_store.database.reads import Reads, SampleRecord
 from rhymed_store.inspect.columns import SampleColumns, read_columns
 
@@ -45,6 +47,7 @@ class Response(NamedTuple):
     prompt_tokens: Tokens
     drafted: NDArray[np.bool_] | None = None  # per token: was it an accepted draft; None: unknown
     parts: dict[str, float] | None = None  # scorer -> its reward before its weight; None: the reward has no parts
+    calls: Sequence[Sequence[Call]] = ()  # of its environment, by answer
 
 
 class Browse(Reads):
@@ -113,10 +116,11 @@ class Browse(Reads):
             contexts = _cut(self._contexts(txn, found), [row.record.prompt_length for row in found])
             reasons, drafted = [self._reason(txn, row) for row in found], self._masks(txn, found)
             parts = self._parts(txn, found)
+            rest = [sessions.finished(txn, self._tables, records.sample_key(row.sample)) for row in found]
         return [
-            Response(record.info(sample), record.state, reason, own, context, mask, part)
-            for (sample, record), reason, own, context, mask, part in zip(
-                found, reasons, tokens, contexts, drafted, parts, strict=True
+            Response(_info(row, kept), row.record.state, reason, own, context, mask, part, kept.calls if kept else [])
+            for row, reason, own, context, mask, part, kept in zip(
+                found, reasons, tokens, contexts, drafted, parts, rest, strict=True
             )
         ]
 
@@ -194,6 +198,11 @@ class Browse(Reads):
         if found.record.state != "dropped":
             return ""
         return _shown(bytes(txn.get(records.sample_key(found.sample), db=self._tables["drops"]) or b""))
+
+
+def _info(row: SampleRecord, kept: Finished | None) -> SampleInfo:
+    info = row.record.info(row.sample)
+    return info if kept is None else kept.attach(info)
 
 
 def _shown(reason: bytes) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 
 from rhymed.errors import MalformedMessage, StoreDamaged
 from rhymed.messages import EVAL
-from rhymed_store.codec import draws, frames, lossweights, masks, records, scoreparts, tokenstats
+from rhymed_store.codec import draws, frames, lossweights, masks, records, scoreparts, tokenstats, turns
 from rhymed_store.codec.records import Record
 from rhymed_store.database import partials
 from rhymed_store.database.stream import KEY_BYTES
@@ -51,6 +51,8 @@ class Audit:
             ("drops", self._drop),
             ("parts", scoreparts.unpack),
             ("tokenstats", _token_stats),
+            ("sessions", turns.unpack_finished),
+            ("turns", turns.unpack),
         ):
             for key, value in self._inspection.entries(table):
                 try:

@@ -91,9 +91,9 @@ class Inspection:
 def describe(table: str, key: bytes | None) -> str:
     if not key:
         return "the beginning" if key is not None else "the end"
-    if table in ("samples", "drops", "parts") and len(key) == records.SAMPLE_KEY_BYTES:
+    if table in ("samples", "drops", "parts", "sessions") and len(key) == records.SAMPLE_KEY_BYTES:
         return f"sample {records.name_of(key)}"
-    if table in ("journal", "logprobs", "partials", "tokenstats") and len(key) >= records.SAMPLE_KEY_BYTES:
+    if table in ("journal", "logprobs", "partials", "tokenstats", "turns") and len(key) >= records.SAMPLE_KEY_BYTES:
         return f"sample {records.sample_of(key)}"
     if table in ("prompts", "contexts") and len(key) >= 8:
         return f"prompt {key[:8].hex()}"

@@ -46,6 +46,9 @@ class ShardedClient(StoreClient):
         for client in self._clients:
             client.close()
 
+    def of(self, prompt: str) -> StoreClient:
+        return self._clients[shard_of(prompt, len(self._clients))]
+
     async def open_run(self, run: str, fingerprint: str, id: str = "", *, deadline_s: float = DEADLINE_S) -> None:
         """Also raises `RunMismatch` where a folder has another's place. `fingerprint`: a JSON object."""
         settings, shards = json.loads(fingerprint), len(self._clients)
@@ -107,8 +110,7 @@ class ShardedClient(StoreClient):
     async def history(
         self, prompt: str, before_step: int, limit: int = 16, *, deadline_s: float = DEADLINE_S
     ) -> list[StoredSample]:
-        store = self._clients[shard_of(prompt, len(self._clients))]
-        return await store.history(prompt, before_step, limit, deadline_s=deadline_s)
+        return await self.of(prompt).history(prompt, before_step, limit, deadline_s=deadline_s)
 
     async def lengths(
         self, prompts: Sequence[str], before_step: int, *, deadline_s: float = DEADLINE_S

@@ -36,7 +36,7 @@ def journals(parts: Sequence[Journal]) -> Journal:
 
 
 def _rank(entry: JournalEntry) -> tuple[bool, int, str, int]:
-    return entry.state != "begun", entry.id.step, entry.id.prompt, entry.id.index
+    return entry.state not in ("begun", "turned"), entry.id.step, entry.id.prompt, entry.id.index
 
 
 def stats(parts: Sequence[StoreStats]) -> StoreStats:

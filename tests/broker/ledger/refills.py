@@ -150,7 +150,7 @@ class Play:
         version = self.work[name].pop(id)
         if self.versions[name] < id.step - self.staleness:  # written ahead: it is verified with newer weights
             self.work[name][id] = version
-            self.story.ledger.parked(name, [id], self.story.now)
+            self.story.ledger.holdings.parked(name, [id], self.story.now)
             self.perform(self.story.drain())
             return
         made = self.stored.setdefault(id, info(id, max(version, id.step - self.staleness)))

@@ -156,9 +156,9 @@ def check(ledger: Ledger) -> None:
         for id, sample in worker.held.items():
             assert id not in held, f"{id} is with two workers"
             assert sample.worker == worker.name
-            assert sample.state == {"rollout": "running", "reward": "scoring"}[worker.role]
+            assert sample.state == {"rollout": "running", "environment": "acting", "reward": "scoring"}[worker.role]
             held[id] = worker.name
-    in_hand = {sample.id for state in ("running", "scoring") for sample in samples.queues[state]}
+    in_hand = {sample.id for state in ("running", "acting", "scoring") for sample in samples.queues[state]}
     assert in_hand == held.keys()
     queued = sum(len(queue) for queue in samples.queues.values())
     assert queued == sum(len(open_step.samples) for open_step in samples.open_steps.values())

@@ -42,7 +42,7 @@ def test_what_is_written_ahead_needs_no_slot(early: Story) -> None:
     assert early.join("w", "rollout", slots=2) == [Assign("w", [A0, A1])]
     early.join("r", "reward")
     assert early.generated("w", A0) == [Assign("w", [NEXT0]), ScoreSamples("r", [A0])]
-    early.ledger.parked("w", [NEXT0], early.now)
+    early.ledger.holdings.parked("w", [NEXT0], early.now)
     assert early.drain() == [Assign("w", [NEXT1])]
     assert early.state(NEXT0) == "running", "it is not generated before it is verified"
 
@@ -51,7 +51,7 @@ def test_it_counts_when_newer_weights_have_verified_it(early: Story) -> None:
     early.begin(SmallPlan(steps=2))
     early.join("w", "rollout", slots=4)
     early.join("r", "reward")
-    early.ledger.parked("w", [NEXT0, NEXT1], early.now)
+    early.ledger.holdings.parked("w", [NEXT0, NEXT1], early.now)
     early.generated("w", A0, A1)
     early.scored("r", A0, A1)
     assert early.trained(0) == [Mark([A0, A1], "trained"), Load("w", 1)]
@@ -76,7 +76,7 @@ def test_a_worker_parks_no_more_than_it_has_slots(early: Story) -> None:
         early.generated("w", SampleId(0, group, 0), SampleId(0, group, 1))
     worker = early.ledger.workers.by_name["w"]
     for _ in range(4):
-        early.ledger.parked("w", worker.held.keys() - worker.parked, early.now)
+        early.ledger.holdings.parked("w", worker.held.keys() - worker.parked, early.now)
         early.drain()
     assert len(worker.parked) == len(worker.held) == 2
     assert early.ledger.samples.depths()["waiting"] == 6, "there was more to write"
@@ -85,7 +85,7 @@ def test_a_worker_parks_no_more_than_it_has_slots(early: Story) -> None:
 def test_what_a_lost_worker_had_parked_goes_to_others(early: Story) -> None:
     early.begin(SmallPlan(steps=2))
     early.join("w", "rollout", slots=4)
-    early.ledger.parked("w", [NEXT0], early.now)
+    early.ledger.holdings.parked("w", [NEXT0], early.now)
     early.tick(21)
     assert {early.state(id) for id in (A0, A1, NEXT0, NEXT1)} == {"waiting"}
     both = [A0, A1, NEXT0, NEXT1]
@@ -169,14 +169,14 @@ def test_what_is_parked_is_not_moved(early: Story) -> None:
     for past in range(3):
         early.ledger.dispatch.remember({"a": [(past - 3, 4000)]})
     early.generated("w", A0, A1)
-    early.ledger.parked("w", [NEXT0, NEXT1], early.now)
+    early.ledger.holdings.parked("w", [NEXT0, NEXT1], early.now)
     assert early.tick() == []
 
 
 def test_reports_of_strangers_and_of_nothing_do_no_harm(story: Story) -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
-    story.ledger.parked("nobody", [A0], story.now)
+    story.ledger.holdings.parked("nobody", [A0], story.now)
     nothing = SampleInfo(id=A0, prompt_length=1, length=0, finish_reason="stop", versions=[])
     story.ledger.generated("w", [nothing], story.now)
     story.drain()

@@ -148,7 +148,7 @@ def test_parked_samples_are_handed_over_too() -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
     ahead = [SampleId(1, "a", 0), SampleId(1, "a", 1)]
-    story.ledger.parked("w", ahead, story.now)
+    story.ledger.holdings.parked("w", ahead, story.now)
     assert drain(story, "w") == [Release("w", [A0, A1, *ahead])]
 
 

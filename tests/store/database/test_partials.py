@@ -63,7 +63,7 @@ async def test_parts_that_are_not_what_they_say_are_refused(client: StoreClient)
     for starts, lengths, complaint in (([0], [3], "bytes"), ([], [2], "starts"), ([0], [2, 0], "lengths")):
         question = PutPartials(samples=[ONE], starts=starts, lengths=lengths)
         with pytest.raises(MalformedMessage, match=complaint):
-            await client._ask(question, Done, np.zeros(2, np.uint32), deadline_s=5)
+            await client.ask(question, Done, np.zeros(2, np.uint32), deadline_s=5)
     assert await read(client, ONE) == {}
 
 

@@ -217,6 +217,9 @@ async def test_a_process_that_counts_other_stores_is_refused(tmp_path: Path) -> 
 
 def test_every_call_of_a_client_is_answered_by_all_stores() -> None:
     calls = {name for name, value in vars(StoreClient).items() if inspect.isfunction(value) and name[0] != "_"}
-    assert calls - vars(ShardedClient).keys() == {"journal"}  # which asks `read_journal`
+    assert calls - vars(ShardedClient).keys() == {
+        "journal",
+        "ask",
+    }  # which asks `read_journal`; which is for a client of one store, see `of`
     spanning = {OpenRun, ForgetLogprobs, GetJournal, GetStoreStats}
     assert {*get_args(ToStore)} - PROMPTS.keys() == spanning

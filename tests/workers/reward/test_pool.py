@@ -16,6 +16,7 @@ from rhymed_workers.reward import pool as pool_module
 from rhymed_workers.reward import process
 from rhymed_workers.reward.pool import Pool
 from rhymed_workers.reward.process import ScoringProcess
+from rhymed_workers.scoring import caged
 from rhymed_workers.scoring.child import item
 from rhymed_workers.scoring.verdict import Outcome
 from tests.workers.scoring.processes import jailed, running, wait_for
@@ -99,7 +100,7 @@ async def test_long_responses_and_integers_of_any_size_pass(make: Callable[..., 
 async def test_a_hanging_scorer_is_killed_and_replaced(
     make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
-    monkeypatch.setattr(process, "TRACEBACK_S", 60.0)
+    monkeypatch.setattr(caged, "TRACEBACK_S", 60.0)
     async with Pool(make(timeout_s=2)) as pool:
         outcome = await ask(pool, work)
         assert outcome.timeout
@@ -133,7 +134,7 @@ async def test_what_a_scorer_started_is_killed_with_it(make: Callable[..., Confi
 async def test_a_failure_hurts_its_own_sample_only(
     make: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, work: str, message: str
 ) -> None:
-    monkeypatch.setattr(process, "EXIT_STATUS_S", 60.0)
+    monkeypatch.setattr(caged, "EXIT_STATUS_S", 60.0)
     async with Pool(make(processes=2, memory_gib=2.0)) as pool:
         outcomes = await asyncio.gather(ask(pool, "reward 1"), ask(pool, work), ask(pool, "reward 3"))
     assert [outcome.reward for outcome in outcomes] == [1.0, None, 3.0]
@@ -291,7 +292,7 @@ async def test_a_start_that_is_cancelled_while_the_child_dies_leaves_nothing(
     file.write_text(
         f"import os, pathlib, time\npathlib.Path({str(told)!r}).touch()\nos.closerange(0, 64)\ntime.sleep(60)\n"
     )
-    monkeypatch.setattr(process, "EXIT_STATUS_S", 60.0)
+    monkeypatch.setattr(caged, "EXIT_STATUS_S", 60.0)
     starting = asyncio.create_task(ScoringProcess.start(make(scorer=f"{file}:score")))
     assert await wait_for(told.exists)
     await asyncio.sleep(0.2)

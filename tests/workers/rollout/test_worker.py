@@ -27,8 +27,7 @@ from rhymed_store.inspect.browse import Browse
 from rhymed_store.service import StoreService
 from rhymed_workers.engines.base import DraftReport
 from rhymed_workers.engines.trace import LOAD_S, TraceBook, TraceEngine
-from rhymed_workers.rollout import weights
-from rhymed_workers.rollout import worker as rollout
+from rhymed_workers.rollout import prompts, weights
 from rhymed_workers.rollout.worker import RolloutWorker
 from tests.workers.peers import (
     BAD,
@@ -220,8 +219,8 @@ class Drafting(TraceEngine):
 @pytest.fixture
 def speculating(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
     """As with vLLM, but for the model: prompts are bytes."""
-    render = rollout.load_renderer(config)
-    monkeypatch.setattr(rollout, "load_renderer", lambda config: render)
+    render = prompts.load_renderer(config)
+    monkeypatch.setattr(prompts, "load_renderer", lambda config: render)
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"engine": "vllm"})})
 
 

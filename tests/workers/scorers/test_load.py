@@ -295,7 +295,7 @@ def test_numbers_of_other_libraries_count() -> None:
     ("name", "reward", "message"),
     [
         ("maths", {}, "did you mean math"),
-        ("banana", {}, "known: reasoning_gym, math, code, exact, regex"),
+        ("banana", {}, "known: environment, reasoning_gym, math, code, exact, regex"),
         ("missing.py:score", {}, r"no file .*missing\.py"),
         ("no_such_module:score", {}, "ModuleNotFoundError"),
         ("json:dmups", {}, "did you mean dumps"),

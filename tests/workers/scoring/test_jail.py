@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from rhymed.config import Config
-from rhymed_workers.reward import process
 from rhymed_workers.reward.pool import Pool
 from rhymed_workers.sandbox import linux
-from rhymed_workers.scoring import cgroup
+from rhymed_workers.scoring import caged, cgroup
 from rhymed_workers.scoring.child import item
 from rhymed_workers.scoring.verdict import Outcome
 from tests.workers.scoring.processes import alive, jailed, running, wait_for
@@ -155,7 +154,7 @@ def jail(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         pytest.skip("the kernel refuses namespaces here")
     if name in ("namespace", "no_namespace") and not grouped():
         pytest.skip("no pids cgroup can be made here")
-    monkeypatch.setattr(process, "JAIL_OPTIONS", JAILS[name])
+    monkeypatch.setattr(caged, "JAIL_OPTIONS", JAILS[name])
     return name
 
 
@@ -215,7 +214,7 @@ async def test_an_attack_hurts_its_own_sample_only(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, work: str, message: str
 ) -> None:
     if work not in ("close", "garbage", "length"):  # these live on, and are not waited for
-        monkeypatch.setattr(process, "EXIT_STATUS_S", 60.0)
+        monkeypatch.setattr(caged, "EXIT_STATUS_S", 60.0)
     outcome = await attack(pool, work)
     assert outcome.reward is None
     assert message in str(outcome.error)
@@ -226,7 +225,7 @@ async def test_an_attack_hurts_its_own_sample_only(
 async def test_an_endless_loop_is_ended(tmp_path: Path, jail: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Pool(config(tmp_path, timeout_s=5)) as pool:
         with monkeypatch.context() as patient:
-            patient.setattr(process, "TRACEBACK_S", 60.0)
+            patient.setattr(caged, "TRACEBACK_S", 60.0)
             outcome = await attack(pool, "spin")
         line = 1 + ATTACKS.splitlines().index("    while True: pass")
         assert outcome.timeout
@@ -306,7 +305,7 @@ async def test_signal_handlers_are_put_back(tmp_path: Path, jail: str, monkeypat
         for _ in range(3):
             assert (await ask(pool, "deaf_once")).error is None
             assert (await ask(pool, "hearing")).reward == 1.0
-        monkeypatch.setattr(process, "TRACEBACK_S", 60.0)
+        monkeypatch.setattr(caged, "TRACEBACK_S", 60.0)
         assert "attacks.py, line" in str((await ask(pool, "spin")).error)
 
 

@@ -44,13 +44,15 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Task:
-    """`carried`: the first response tokens of this sample, generated earlier with other weights or by another worker.
-    An engine may use them as drafts; they never change what is sampled."""
+    """`carried`: the first tokens of the output, generated earlier with other weights or by another worker. An engine
+    may use them as drafts, which never changes what is sampled. `prefix`: of a sample in turns, what was
+    written before: the output continues it."""
 
     id: SampleId
     prompt: Sequence[int]  # token ids
     sampling: Sampling
     carried: Sequence[int] = ()
+    prefix: Sequence[int] | None = None  # None: the sample is one response
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,12 @@ class Engine(Protocol):
 def seed_of(run_seed: int, id: SampleId) -> int:
     """62 bits, a pure function of the run's seed and the sample: a repeated run draws the same noise."""
     return int.from_bytes(hashlib.blake2b(f"{run_seed}/{id}".encode(), digest_size=8).digest(), "little") >> 2
+
+
+def turn_seed(seed: int, prompt: Sequence[int], prefix: Sequence[int]) -> int:
+    """Of a later turn: 62 bits, a pure function of the sample's seed and of the exact tokens before the turn."""
+    tokens = np.asarray([*prompt, *prefix], "<u4").tobytes()
+    return int.from_bytes(hashlib.blake2b(seed.to_bytes(8, "little") + tokens, digest_size=8).digest(), "little") >> 2
 
 
 def sampling_for(rollout: Rollout, evaluation: Eval, run_seed: int, id: SampleId) -> Sampling:

@@ -28,6 +28,8 @@ def sampling_params(task: Task, sampler: str, drafts: str, stop_tokens: list[int
     }
     if keyed and sampling.min_p:
         extra["min_p"] = sampling.min_p  # vLLM refuses its own min_p together with drafts
+    if task.prefix is not None:
+        extra["prefix"] = len(task.prefix)
     if keyed and len(task.carried) and drafts != "none":
         extra["carried"] = np.asarray(task.carried).tolist()  # without the same noise they are poor drafts
     return SamplingParams(

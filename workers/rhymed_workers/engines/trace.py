@@ -53,17 +53,19 @@ class TraceBook:
         self._limit = rollout.max_response_length
         self._recorded = _read(Path(self._trace.path)) if self._trace.path else None
 
-    def response(self, id: SampleId) -> tuple[NDArray[np.uint32], NDArray[np.float32], FinishReason]:
-        """Tokens, log-probs, finish reason. Raises `DataError` for a prompt that the file does not have."""
-        tokens = self._synthetic(id) if self._recorded is None else self._replayed(id)
-        reason: FinishReason = "stop" if len(tokens) <= self._limit else "length"
-        tokens = tokens[: self._limit]
-        logprobs = -_noise("logprobs", str(id)).exponential(MEAN_SURPRISE, len(tokens))
+    def response(self, id: SampleId, at: int = 0) -> tuple[NDArray[np.uint32], NDArray[np.float32], FinishReason]:
+        """Tokens, log-probs, finish reason. `at`: response tokens before them, of a sample in turns. Raises
+        `DataError` for a prompt that the file does not have."""
+        tokens = self._synthetic(id, at) if self._recorded is None else self._replayed(id)
+        limit = self._limit - at
+        reason: FinishReason = "stop" if len(tokens) <= limit else "length"
+        tokens = tokens[:limit]
+        logprobs = -_noise("logprobs", str(id), *([str(at)] if at else [])).exponential(MEAN_SURPRISE, len(tokens))
         return tokens, logprobs.astype(np.float32), reason
 
-    def _synthetic(self, id: SampleId) -> NDArray[np.uint32]:
+    def _synthetic(self, id: SampleId, at: int) -> NDArray[np.uint32]:
         """Log-normal lengths: each prompt has a typical length, and its samples scatter around it."""
-        trace, noise = self._trace, _noise("sample", str(id))
+        trace, noise = self._trace, _noise("sample", str(id), *([str(at)] if at else []))
         level = _noise("prompt", id.prompt).standard_normal()
         spread = trace.prompt_sigma * level + trace.sample_sigma * noise.standard_normal()
         length = max(1, min(self._limit + 1, round(trace.mean_length * math.exp(spread))))
@@ -158,7 +160,8 @@ class TraceEngine:
     async def generate(self, task: Task) -> Output:
         if self._failure is not None:
             raise self._failure
-        entry = _Running(task, *self._book.response(task.id), asyncio.get_running_loop().create_future())
+        parts = self._book.response(task.id, len(task.prefix or ()))
+        entry = _Running(task, *parts, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         self._work.set()
         try:

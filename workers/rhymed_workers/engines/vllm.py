@@ -125,7 +125,8 @@ class VllmEngine:
         params = sampling_params(task, self._config.rollout.sampler, self._config.drafts.method, self._stop_tokens)
         try:
             with self._activity.working():
-                result = await self._open.generate(task.id, task.prompt, params, request)
+                tokens = [*task.prompt, *(task.prefix or ())]
+                result = await self._open.generate(task.id, tokens, params, request)
         finally:
             if self._running.get(task.id) == request:
                 del self._running[task.id]

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from rhymed.config import Config
 from rhymed.inputs.rows import Row
 from rhymed_workers.reward.process import ScoringProcess
+from rhymed_workers.reward.sessions import as_if_answered
 from rhymed_workers.scoring.child import item
 from rhymed_workers.scoring.verdict import Verdict
 
@@ -51,7 +52,8 @@ async def _preview(process: ScoringProcess, config: Config, row: Row, answers: A
     result = Preview([], process.notes, process.warnings)
     try:
         for response, tokens in answers:
-            work = item(response, row, array("I", tokens).tobytes())
+            shown = as_if_answered(row, response) if config.environment.active else row
+            work = item(response, shown, array("I", tokens).tobytes())
             result.verdicts.append([])
             for scorer in range(len(config.reward.all)):
                 if not process.usable:

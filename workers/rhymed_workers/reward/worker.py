@@ -35,6 +35,7 @@ from rhymed_store.shards.client import connect
 from rhymed_workers.membership import member
 from rhymed_workers.reward.health import ScorerHealth
 from rhymed_workers.reward.pool import Pool
+from rhymed_workers.reward.sessions import last_turn, with_session
 from rhymed_workers.scoring.child import Item, item
 from rhymed_workers.scoring.verdict import Outcome
 
@@ -149,11 +150,15 @@ class RewardWorker(Service):
                 return [read for id in ids for read in await self._read([id])]
             self._outcomes.put_nowait((ids[0], Outcome(error=f"not in the store: {error}", unstored=True)))
             return []
-        texts = await asyncio.to_thread(self._decode, samples)
+        texts = await asyncio.to_thread(self._decode, [last_turn(sample) for sample in samples])
         by_prompt = dict(zip(prompts, rows, strict=True))
+        if self._config.environment.active:
+            rows_of = [with_session(by_prompt[sample.info.id.prompt], sample, self._decode) for sample in samples]
+        else:
+            rows_of = [by_prompt[sample.info.id.prompt] for sample in samples]
         return [
-            (sample.info.id, item(text, by_prompt[sample.info.id.prompt], sample.tokens.tobytes()))
-            for sample, text in zip(samples, texts, strict=True)
+            (sample.info.id, item(text, row, sample.tokens.tobytes()))
+            for sample, text, row in zip(samples, texts, rows_of, strict=True)
         ]
 
     async def _score(self, id: messages.SampleId, work: Item) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.messages import SampleId
 from rhymed.staleness import window
-from rhymed_workers.engines.base import Engine, Output, Sampling, Task
+from rhymed_workers.engines.base import Engine, Output, Sampling, Task, turn_seed
 
 
 @dataclass(eq=False)
@@ -31,6 +31,8 @@ class ActiveSample:
     parked: bool = False  # complete under old weights: it waits for newer ones and needs no slot
     interrupted: bool = False  # stopped because newer weights are about to be loaded; it continues under them
     prompt: list[int] | None = None
+    prefix: list[int] | None = None  # the response so far, of a sample in turns; None: it is one response
+    turn: int = 0  # the number of the turn that is written
     stale_output: Output | None = None  # generated under weights that are too old
     output: Output | None = None
     ahead: tuple[int, int] = (0, 0)  # tokens generated earlier; of these, kept
@@ -39,9 +41,9 @@ class ActiveSample:
 
     @property
     def tokens(self) -> int:
-        """Length of the complete response; 0 while there is none."""
+        """Length of the complete response, or turn with what came before; 0 while there is none."""
         complete = self.output or self.stale_output
-        return len(complete.tokens) if complete else 0
+        return len(complete.tokens) + len(self.prefix or ()) if complete else 0
 
 
 class Generation:
@@ -64,10 +66,13 @@ class Generation:
         """None: it was cancelled. Finish reason "abort": it was released, or the engine aborted it."""
         assert sample.prompt is not None, "the caller has rendered it"
         oldest, sampling = self._oldest(sample), self._sampling(sample.id)
+        if sample.prefix:
+            left = sampling.max_tokens - len(sample.prefix)
+            sampling = replace(sampling, max_tokens=left, seed=turn_seed(sampling.seed, sample.prompt, sample.prefix))
         carried = await self._read_partial(sample.id) if sample.has_partial else ()
         while not (sample.cancelled or sample.released):
             sample.saved = 0  # the store's tokens may be of other weights
-            output = await self._engine.generate(Task(sample.id, sample.prompt, sampling, carried))
+            output = await self._engine.generate(Task(sample.id, sample.prompt, sampling, carried, sample.prefix))
             kept = _common(carried, output.tokens)
             sample.ahead = (sample.ahead[0] + len(carried), sample.ahead[1] + kept)
             stale = bool(output.versions) and output.versions[0][0] < oldest

@@ -11,9 +11,10 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
+from rhymed.config import Config
 from rhymed.errors import EngineError, RhymedError
 from rhymed.messages import SampleId
-from rhymed_store.client import StoredSample
+from rhymed_store.client import StoreClient, StoredSample
 
 log = logging.getLogger(__name__)
 
@@ -87,3 +88,11 @@ class HistoryLoader:
             prompt, len(others), len(past), others[0], length,
             "; further prompts like it are not logged" if self._mismatches == WARNINGS else "",
         )  # fmt: skip
+
+
+def history_loader(config: Config, store: StoreClient, remember: Remember) -> HistoryLoader | None:
+    """None: the engine does not draft from history."""
+    drafts = config.drafts
+    if config.rollout.engine != "vllm" or drafts.method == "none" or not drafts.responses:
+        return None
+    return HistoryLoader(lambda prompt, step: store.history(prompt, step, drafts.responses), remember)

@@ -6,10 +6,23 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
-from rhymed.inputs.render import Render
+from rhymed.config import Config
+from rhymed.inputs.render import Render, load_renderer
 from rhymed.inputs.rows import Row
+from rhymed_store.client import StoreClient
+from rhymed_workers.rollout.generation import ActiveSample
+from rhymed_workers.rollout.turns import Sessions
 
 CACHED_PROMPTS = 8192
+
+
+async def contexts(
+    config: Config, store: StoreClient, fetch: Callable[[Sequence[str]], Awaitable[list[Row]]]
+) -> PromptCache | Sessions:
+    """What samples begin with. `fetch`: rows of prompts."""
+    if config.environment.active:
+        return Sessions(store)
+    return PromptCache(fetch, await asyncio.to_thread(load_renderer, config))
 
 
 class PromptCache:
@@ -38,6 +51,11 @@ class PromptCache:
     async def _load(self, prompt: str) -> list[int]:
         rows = await self._fetch([prompt])
         return await asyncio.to_thread(self._render, f"prompt {prompt}", rows[0])
+
+    async def begin(self, sample: ActiveSample) -> bool:
+        """Sets what the sample begins with."""
+        sample.prompt = await self.tokens(sample.id.prompt)
+        return True
 
     def close(self) -> None:
         for task in self._tasks.values():

@@ -19,6 +19,7 @@ from rhymed_store.client import NewSample, StoreClient
 from rhymed_workers.engines.base import DraftReport, Engine, Output
 from rhymed_workers.membership import Membership
 from rhymed_workers.rollout.generation import ActiveSample
+from rhymed_workers.rollout.turns import store_turns
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +36,12 @@ class Reporter:
         store: StoreClient,
         membership: Membership,
         active: dict[messages.SampleId, ActiveSample],
+        *,
+        turns: bool = False,
     ) -> None:
+        """`turns`: what is finished is a turn of a sample."""
         self._name, self._engine, self._store = name, engine, store
-        self._membership, self._active = membership, active
+        self._membership, self._active, self._turns = membership, active, turns
         self._finished: asyncio.Queue[ActiveSample] = asyncio.Queue()
         self._removed = asyncio.Event()
         self.stored = 0  # samples
@@ -81,9 +85,20 @@ class Reporter:
         await self._membership.report(back, "giving a sample back")
         self._remove([sample])
 
+    async def report_turned(self, sample: ActiveSample) -> None:
+        """Its turn was written before: its environment has to answer."""
+        info = messages.SampleInfo(id=sample.id, prompt_length=0, length=0, finish_reason="stop", versions=[])
+        await self._membership.report(messages.Turned(worker=self._name, samples=[info]), "reporting a turn")
+        self._remove([sample])
+
     async def _store_and_report(self, samples: Sequence[ActiveSample]) -> None:
         """If the store has an earlier record of a sample, by another worker or process, that record is reported."""
         drafts = await self._engine.drafting([sample.id for sample in samples])
+        if self._turns:
+            turned = await store_turns(self._name, self._store, samples, drafts)
+            self.stored += len(samples)
+            await self._membership.report(turned, "reporting turns")
+            return
         records = [new_record(sample, report) for sample, report in zip(samples, drafts, strict=True)]
         earlier = await retry(lambda: self._store.put_samples(records), "storing samples")
         self.stored += len(records)

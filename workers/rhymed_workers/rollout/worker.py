@@ -21,7 +21,6 @@ from typing import Any
 
 from rhymed import errors, messages
 from rhymed.config import Config
-from rhymed.inputs.render import load_renderer
 from rhymed.run.layout import RunLayout
 from rhymed.service import stall
 from rhymed.service.logline import cause
@@ -35,9 +34,9 @@ from rhymed_workers.engines.build import build_engine
 from rhymed_workers.membership import member
 from rhymed_workers.rollout.activity import Timesheet
 from rhymed_workers.rollout.generation import ActiveSample, Generation
-from rhymed_workers.rollout.history import HistoryLoader
+from rhymed_workers.rollout.history import history_loader
 from rhymed_workers.rollout.partials import PartialSaver
-from rhymed_workers.rollout.prompts import PromptCache
+from rhymed_workers.rollout.prompts import contexts
 from rhymed_workers.rollout.reports import Reporter
 from rhymed_workers.rollout.weights import WeightLoader
 from rhymed_workers.weights.fetch import Fetcher, RelayOptions
@@ -96,7 +95,9 @@ class RolloutWorker(Service):
         self._closing.push_async_callback(self._membership.leave, self.name)
         if colocated:  # who leaves has freed the GPU
             self._closing.push_async_callback(self.engine.close)
-        self._reporter = Reporter(self.name, self.engine, self._store, self._membership, self._active)
+        self._reporter = Reporter(
+            self.name, self.engine, self._store, self._membership, self._active, turns=self._config.environment.active
+        )
         for work in (self._membership.run(), self._weights.run(), self._reporter.run(), self._watch_engine()):
             self.spawn(work)
         if self._config.carries and (every_s := self._config.rollout.save_every_s):
@@ -109,12 +110,11 @@ class RolloutWorker(Service):
             self._engine = await asyncio.to_thread(build_engine, self._config, self._read_rows)
         self._closing.push_async_callback(self._engine.close)
         # One after the other: two threads that import transformers at the same time see half-imported modules.
-        render = await asyncio.to_thread(load_renderer, self._config)
+        self._contexts = await contexts(self._config, self._store, self._read_rows)
+        self._closing.callback(self._contexts.close)
         if opened:
             await self._open_engine()
-        self._prompts = PromptCache(self._read_rows, render)
-        self._closing.callback(self._prompts.close)
-        self._history = self._history_loader()
+        self._history = history_loader(self._config, self._store, self.engine.remember)
         if self._history is not None:
             self._closing.callback(self._history.close)
 
@@ -123,14 +123,6 @@ class RolloutWorker(Service):
         if self._timesheet.engine_seconds is None:
             await self.engine.open()
             self._timesheet.engine_seconds = self.engine.seconds
-
-    def _history_loader(self) -> HistoryLoader | None:
-        drafts = self._config.drafts
-        if self._config.rollout.engine != "vllm" or drafts.method == "none" or not drafts.responses:
-            return None
-        return HistoryLoader(
-            lambda prompt, step: self._store.history(prompt, step, drafts.responses), self.engine.remember
-        )
 
     async def drain(self) -> None:
         """Save running samples, so that other workers continue them, and report finished ones."""
@@ -214,7 +206,7 @@ class RolloutWorker(Service):
         holding = [
             messages.Holding(
                 id=sample.id,
-                tokens=sample.tokens or progress.get(sample.id, 0),
+                tokens=sample.tokens or progress.get(sample.id, 0) + len(sample.prefix or ()),
                 parked=sample.parked,
                 seconds=now - sample.assigned_at,
             )
@@ -237,7 +229,10 @@ class RolloutWorker(Service):
 
     async def _generate(self, sample: ActiveSample) -> None:
         try:
-            sample.prompt = await self._prompts.tokens(sample.id.prompt)
+            if not await self._contexts.begin(sample):
+                await self._reporter.report_turned(sample)
+                return
+            assert sample.prompt is not None, "the sample has begun"
             if self._history is not None:
                 self._history.load(sample.id, sample.prompt)
             await self._weights.ready.wait()

@@ -17,7 +17,7 @@ from rhymed.errors import ConfigError, RewardError, RowUnsuitable
 from rhymed.inputs.gym import gym_dataset, gym_entry
 from rhymed.inputs.rows import Row
 from rhymed_workers.scorers.answer import normal, reference_text
-from rhymed_workers.scorers.setting import Setting
+from rhymed_workers.scorers.setting import EARNED, Setting
 
 Raw: TypeAlias = Callable[[str, Row, Sequence[int]], Any]
 """(answer, row, response tokens) -> whatever a scorer returns."""
@@ -30,6 +30,21 @@ THOUGHT = (
 
 SCORED_BY = {"config", "datasets", "word_sets", "board_format_opts"}
 """Attributes of reasoning_gym's datasets that depend on their arguments and that some `score_answer` read."""
+
+
+def _environment(setting: Setting) -> Raw:
+    """The reward that the sample's environment gave."""
+    setting.allow_only()
+
+    def score(answer: str, row: Row, tokens: Sequence[int]) -> Any:
+        if row.get(EARNED) is None:
+            raise RowUnsuitable(
+                "scorer environment: the environment gave no reward: it needs get_reward() (TRL), or step() that"
+                " returns a reward (SkyRL-Gym); for tools alone name another scorer"
+            )
+        return row[EARNED]
+
+    return score
 
 
 def _reasoning_gym(setting: Setting) -> Raw:
@@ -166,6 +181,7 @@ def _code(setting: Setting) -> Raw:
 
 
 BUILT_IN: dict[str, Callable[[Setting], Raw]] = {
+    "environment": _environment,
     "reasoning_gym": _reasoning_gym,
     "math": _math,
     "code": _code,

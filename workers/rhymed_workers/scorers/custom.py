@@ -41,7 +41,7 @@ TOKENS = "response_ids"
 
 def load_function(name: str, args: dict[str, Any], key: str) -> tuple[str, Raw]:
     """Its name in errors, and the function. `key`: in the configuration."""
-    function = _import(name, key)
+    function = import_named(name, f"{key}.scorer")
     if inspect.isclass(function):
         raise RewardError(f"{key}.scorer: {name} is a class: name a function, or an object made of it in the module")
     try:
@@ -173,28 +173,30 @@ def _synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
 # Import
 
 
-def _import(name: str, key: str) -> Callable[..., Any]:
+def import_named(name: str, key: str, accepts: Callable[[Any], bool] = callable) -> Callable[..., Any]:
+    """`file.py:name` or `module:name`. `key`: the setting. Raises `RewardError` for what it does not accept."""
     place, _, attribute = name.rpartition(":")
     path = Path(place).expanduser().resolve() if place.endswith(".py") else None
     if path is not None and not path.is_file():
-        raise RewardError(f"{key}.scorer: no file {path}")
+        raise RewardError(f"{key}: no file {path}")
     try:
         module = _from_file(path) if path is not None else importlib.import_module(place)
     except BaseException as error:  # whatever a module does when it is imported, sys.exit included
         where = raised_at(error, str(path or ""))
-        text = f"{key}.scorer: importing {place} failed: {describe(error)}"
+        text = f"{key}: importing {place} failed: {describe(error)}"
         raise RewardError(f"{text} ({where})" if where else text) from error
-    function = getattr(module, attribute, None)
-    if callable(function):
-        return function
+    function: Any = getattr(module, attribute, None)
+    if function is not None and accepts(function):
+        found: Callable[..., Any] = function
+        return found
     if hasattr(module, attribute):
         raise RewardError(
-            f"{key}.scorer: {attribute!r} in {place} is {short(function)} ({type(function).__name__}), not a function"
+            f"{key}: {attribute!r} in {place} is {short(function)} ({type(function).__name__}), not a function"
         )
     names = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
     close = difflib.get_close_matches(attribute, names, n=1)
     guess = f"did you mean {close[0]}?" if close else f"it has: {', '.join(names) or 'none'}"
-    raise RewardError(f"{key}.scorer: {place} has no function {attribute!r}; {guess}")
+    raise RewardError(f"{key}: {place} has no function {attribute!r}; {guess}")
 
 
 def _from_file(path: Path) -> Any:

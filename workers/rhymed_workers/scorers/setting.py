@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from rhymed.config import Dataset, Reward, Scorer
 from rhymed.errors import RewardError
 
+EARNED = "environment_reward"
+"""Column that the row of a sample with an environment has: the reward that it gave, or None."""
+
 
 @dataclass(frozen=True)
 class Setting:

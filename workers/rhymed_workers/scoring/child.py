@@ -15,10 +15,9 @@ import json
 import os
 import resource
 import signal
-import struct
 import time
 from array import array
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,12 +27,11 @@ from rhymed.inputs.rows import Row
 from rhymed_workers.sandbox import linux
 from rhymed_workers.scorers.explain import ERROR_CHARS, describe, overrun
 from rhymed_workers.scoring.cleanup import Cleanup
+from rhymed_workers.scoring.frames import claim_pipes, get, limit, put
 from rhymed_workers.scoring.verdict import Verdict
 
 if TYPE_CHECKING:
     from rhymed_workers.scorers.load import RewardFunction
-
-HEAD = struct.Struct("<I")
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -67,10 +65,10 @@ def item(response: str, row: Row, tokens: bytes = b"") -> Item:
 
 def main() -> None:
     """Load the scorers, then answer items until the pool closes the pipe."""
-    requests, answers = _claim_pipes()
+    requests, answers = claim_pipes()
     faulthandler.register(signal.SIGUSR1, file=answers, all_threads=False)
-    config = Config.model_validate_json(_get(requests) or b"{}")
-    _limit(resource.RLIMIT_DATA, config.reward.memory_gib * (1 << 30))  # before user code is imported
+    config = Config.model_validate_json(get(requests) or b"{}")
+    limit(resource.RLIMIT_DATA, config.reward.memory_gib * (1 << 30))  # before user code is imported
     try:
         from rhymed_workers.scorers.load import load_scorers
 
@@ -81,18 +79,18 @@ def main() -> None:
     except BaseException as error:
         reason = overrun(error, config.reward, crowded=False)
         text = f"{_in_words(error)}: {reason}" if reason else _in_words(error)
-        _put(answers, msgspec.msgpack.encode(Ready(error=text)))
+        put(answers, msgspec.msgpack.encode(Ready(error=text)))
         return
-    _limit(resource.RLIMIT_FSIZE, config.reward.file_mib << 20)
-    _limit(resource.RLIMIT_NOFILE, config.reward.open_files)
+    limit(resource.RLIMIT_FSIZE, config.reward.file_mib << 20)
+    limit(resource.RLIMIT_NOFILE, config.reward.open_files)
     cleanup = Cleanup()
-    _put(answers, msgspec.msgpack.encode(Ready(notes=notes, warnings=warnings)))
-    while (body := _get(requests)) is not None:
+    put(answers, msgspec.msgpack.encode(Ready(notes=notes, warnings=warnings)))
+    while (body := get(requests)) is not None:
         cleanup.end_wait()
         work = msgspec.msgpack.decode(body, type=Item)
         answer = Answer(work.number, _judge(functions[work.scorer], work, config.reward), cleanup.run())
         faulthandler.register(signal.SIGUSR1, file=answers, all_threads=False)
-        _put(answers, msgspec.msgpack.encode(answer))
+        put(answers, msgspec.msgpack.encode(answer))
         cleanup.begin_wait()
 
 
@@ -115,33 +113,6 @@ def _is_late(error: BaseException | None) -> bool:
     return isinstance(error, TimeoutError) or type(error).__name__ == "TimeoutException"
 
 
-def _claim_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Move the pipes out of reach of print and of grandchildren (a duplicate is not inherited)."""
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)
-    return requests, answers
-
-
-def _limit(kind: int, most: float) -> None:
-    """`most` 0: no limit. RLIMIT_DATA bounds private writable memory: a runaway expression gets a MemoryError."""
-    if most:
-        _, hard = resource.getrlimit(kind)
-        resource.setrlimit(kind, (int(most) if hard < 0 else min(int(most), hard), hard))
-
-
 def _in_words(error: BaseException) -> str:
     text = str(error) if isinstance(error, RewardError) else describe(error)
     return text[:ERROR_CHARS].encode(errors="replace").decode()
-
-
-def _get(pipe: BinaryIO) -> bytes | None:
-    head = pipe.read(HEAD.size)
-    return pipe.read(HEAD.unpack(head)[0]) if len(head) == HEAD.size else None
-
-
-def _put(pipe: BinaryIO, body: bytes) -> None:
-    pipe.write(HEAD.pack(len(body)) + body)
-    pipe.flush()

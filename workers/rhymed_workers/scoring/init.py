@@ -7,6 +7,7 @@ process to which orphans fall (a subreaper), and kills all descendants itself. D
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import resource
 import select
@@ -25,11 +26,12 @@ TOO_MANY = 1
 class Init:
     """`guard`: the guard's process id as this process sees it, 0 in a namespace. `report`: a descriptor to close."""
 
-    def __init__(self, max_tasks: int, guard: int, group: cgroup.Cgroup | None, report: int) -> None:
+    def __init__(self, max_tasks: int, guard: int, group: cgroup.Cgroup | None, report: int, child: str) -> None:
         self._max_tasks = max_tasks
         self._guard = guard
         self._group = group
         self._report = report
+        self._child = child
         self._isolated = guard == 0
 
     def run(self, output: int, status: int) -> None:
@@ -67,7 +69,7 @@ class Init:
             os.closerange(3, max(output, self._report, 64) + 1)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-            score_items()
+            run_child(self._child)
             code = 0
         except BaseException as error:
             sys.excepthook(type(error), error, error.__traceback__)
@@ -112,11 +114,10 @@ class Init:
             self._reap()
 
 
-def score_items() -> None:
-    from rhymed_workers.scoring import child
-
+def run_child(module: str) -> None:
+    """The `main` of this module."""
     with contextlib.suppress(BrokenPipeError):  # the pool has ended
-        child.main()
+        importlib.import_module(module).main()
 
 
 def redirect_to_null(*descriptors: int) -> None:

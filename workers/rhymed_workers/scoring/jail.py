@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 
 from rhymed_workers.sandbox import linux
 from rhymed_workers.scoring import cgroup
-from rhymed_workers.scoring.init import END_S, TOO_MANY, Init, redirect_to_null, score_items
+from rhymed_workers.scoring.init import END_S, TOO_MANY, Init, redirect_to_null, run_child
 from rhymed_workers.scoring.output import OutputLimit
 
 POLL_S = 0.01
@@ -43,6 +43,7 @@ class Spec:
     parent: int  # process id of the reward worker
     report: int  # file descriptor
     tasks: int  # processes and threads of the scoring process and all that it starts
+    child: str = "rhymed_workers.scoring.child"  # module whose `main` is the process in the jail
     isolate: bool = True  # try a PID namespace
     group: bool = True  # try a cgroup
 
@@ -52,7 +53,7 @@ class Spec:
 
 def main() -> None:
     if sys.platform != "linux":
-        return score_items()
+        return run_child(Spec(**json.loads(sys.argv[1])).child)
     spec = Spec(**json.loads(sys.argv[1]))
     linux.die_with_parent(signal.SIGTERM, spec.parent)
     os.set_inheritable(spec.report, False)
@@ -82,7 +83,9 @@ class Guard:
                 os.close(output)
                 os.close(status)
                 seen = 0 if self._isolated else guard
-                Init(self._spec.tasks, seen, self._group, self._spec.report).run(output_end, status_end)
+                Init(self._spec.tasks, seen, self._group, self._spec.report, self._spec.child).run(
+                    output_end, status_end
+                )
             finally:
                 os._exit(1)
         for end in (output_end, status_end):

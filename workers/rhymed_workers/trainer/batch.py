@@ -25,6 +25,7 @@ from rhymed_workers.trainer.algorithms.kl import kl
 from rhymed_workers.trainer.algorithms.tokens import Tokens
 from rhymed_workers.trainer.critic import targets as critic
 from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches
+from rhymed_workers.trainer.turns import learned, learned_mask
 
 LogProbs = Callable[[Sequence[MicroBatch], int], Tensor]
 """(micro-batches, response tokens of the step) -> (N,) log-probs; NaN for tokens in no micro-batch."""
@@ -37,7 +38,7 @@ Part = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Batch:
-    """Axis N: response tokens of the step, sample after sample. Axis B: its samples."""
+    """Axis N: response tokens of the step that the policy wrote, sample after sample. Axis B: its samples."""
 
     updates: list[list[MicroBatch]]  # of every optimizer step
     lengths_B: Tensor
@@ -83,11 +84,11 @@ class Batch:
 
 
 def sequences_of(samples: Sequence[StoredSample]) -> list[Sequences]:
-    return [Sequences(required(sample.prompt_tokens), sample.tokens) for sample in samples]
+    return [Sequences(required(sample.prompt_tokens), sample.tokens, learned_mask(sample.info)) for sample in samples]
 
 
 def engine_logprobs(samples: Sequence[StoredSample]) -> Tensor:
-    return torch.from_numpy(np.concatenate([required(sample.logprobs) for sample in samples]))
+    return torch.from_numpy(np.concatenate([learned(sample.info, required(sample.logprobs)) for sample in samples]))
 
 
 def required(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
@@ -106,14 +107,14 @@ def assemble(
 ) -> Batch:
     """`longest`: limit of response tokens. A KL term needs `reference`, a critic `values`. `dense`: train all."""
     recipe, sequences = config.recipe, sequences_of(samples)
-    lengths_B = torch.tensor([sample.info.length for sample in samples])
+    lengths_B = torch.tensor([sample.info.learned for sample in samples])
     kept_B = _kept(samples, recipe)
     parts = np.array_split(np.arange(len(samples)), min(config.minibatches, len(samples)))
     updates_of = partial(_updates, sequences, parts, config.micro_tokens)
     total = int(lengths_B.sum())
     every = _flat(updates_of(kept_B)) if recipe.old_first or recipe.critic else []
     old_N, kl_N = _kl_first(policy, reference, every, total, recipe)
-    rewards_B, penalty = _rewards(samples, lengths_B, recipe, longest)
+    rewards_B, penalty = _rewards(samples, recipe, longest)
     own_N, loss_weight = loss_weights(samples)
     targets = None
     if values is None:
@@ -168,10 +169,10 @@ def loss_weights(samples: Sequence[StoredSample]) -> tuple[Tensor, float | None]
     They multiply the token's loss, KL term included. They change neither advantages nor what the loss is divided by.
     """
     if all(sample.weight == 1 and sample.token_weights is None for sample in samples):
-        return torch.ones(sum(sample.info.length for sample in samples)), None
+        return torch.ones(sum(sample.info.learned for sample in samples)), None
     ones = np.ones(max(sample.info.length for sample in samples), np.float32)
     given = [
-        (ones[: sample.info.length] if sample.token_weights is None else sample.token_weights)
+        learned(sample.info, ones[: sample.info.length] if sample.token_weights is None else sample.token_weights)
         * np.float32(sample.weight)
         for sample in samples
     ]
@@ -201,13 +202,12 @@ def _kept(samples: Sequence[StoredSample], recipe: Recipe) -> Tensor:
     return ~cut_B if recipe.overlong_filter else torch.ones_like(cut_B)
 
 
-def _rewards(
-    samples: Sequence[StoredSample], lengths_B: Tensor, recipe: Recipe, longest: int
-) -> tuple[Tensor, float | None]:
-    """Shaped rewards, and the mean of what overlong responses lost."""
+def _rewards(samples: Sequence[StoredSample], recipe: Recipe, longest: int) -> tuple[Tensor, float | None]:
+    """Shaped rewards, and the mean of what overlong responses lost: tokens of environments count as length, too."""
     rewards_B = torch.tensor([sample.info.reward for sample in samples], dtype=torch.float64)
     if not recipe.overlong_cache:
         return rewards_B, None
+    lengths_B = torch.tensor([sample.info.length for sample in samples])
     penalty_B = overlong_penalty(lengths_B, recipe, longest)
     return rewards_B + penalty_B, -float(penalty_B.mean())
 

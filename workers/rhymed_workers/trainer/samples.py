@@ -13,6 +13,7 @@ import numpy as np
 
 from rhymed.errors import StalenessBroken
 from rhymed_store.client import StoredSample
+from rhymed_workers.trainer.turns import are_wrong, turn_metrics
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,9 @@ def readable(
         prompt, response = sample.prompt_tokens, sample.tokens
         assert prompt is not None, "the learner asks for prompts' tokens"
         highest = max(int(prompt.max(initial=0)), int(response.max(initial=0)))
-        if highest >= vocabulary:
+        if are_wrong(sample.info):
+            why = f"turns {sample.info.turns[:8]} that are not its {len(response)} tokens, or none of the policy"
+        elif highest >= vocabulary:
             why = f"token {highest}, the model has {vocabulary}"
         elif not 1 <= len(prompt) <= longest_prompt or len(response) > longest_response:
             limits = f"allowed are 1 to {longest_prompt} and at most {longest_response}"
@@ -111,6 +114,7 @@ def sample_metrics(step: int, samples: Sequence[StoredSample], chosen: Sequence[
         "staleness/max": float(max(step - version for version in oldest)),
         "actor/samples": float(len(chosen)),
     }
+    metrics |= turn_metrics(samples)
     if len(rewards):
         metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
         metrics["reward/flat_groups"] = flat_groups(chosen)

@@ -4,7 +4,7 @@ A row is a prompt followed by the responses of several samples to it, so the pro
 Each response attends to the prompt and itself, not to its siblings, and its positions continue the prompt's: the
 outputs are those of separate sequences. The rows of a micro-batch lie end to end, without padding.
 
-Axes: T tokens of the micro-batch, N response tokens of the micro-batch.
+Axes: T tokens of the micro-batch, N response tokens of the micro-batch that are learned.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ class Sequences(NamedTuple):
 
     prompt: NDArray[Any]  # (prompt tokens,) at least one
     response: NDArray[Any]  # (response tokens,)
+    learned: NDArray[np.bool_] | None = None  # (response tokens,) False: an environment wrote it; None: all True
+
+    @property
+    def size(self) -> int:
+        """Tokens that are learned."""
+        return len(self.response) if self.learned is None else int(self.learned.sum())
 
 
 @dataclass
@@ -50,8 +56,8 @@ class MicroBatch:
 
 
 def offsets(samples: Sequence[Sequences]) -> Ints:
-    """(samples + 1,): where each sample's response begins if all responses are concatenated."""
-    return np.concatenate([[0], np.cumsum([len(sample.response) for sample in samples], dtype=np.int64)])
+    """(samples + 1,): where each sample begins if the learned tokens of all are concatenated."""
+    return np.concatenate([[0], np.cumsum([sample.size for sample in samples], dtype=np.int64)])
 
 
 def micro_batches(samples: Sequence[Sequences], chosen: Sequence[int], micro_tokens: int) -> list[MicroBatch]:
@@ -78,7 +84,7 @@ def rows(samples: Sequence[Sequences], chosen: Sequence[int], micro_tokens: int)
     packed: list[PackedRow] = []
     open_rows: dict[bytes, PackedRow] = {}
     for number in chosen:
-        prompt, response = samples[number]
+        prompt, response, _ = samples[number]
         if not len(response):
             continue
         key = np.asarray(prompt, np.int64).tobytes()
@@ -105,10 +111,11 @@ def _lay_out(group: list[PackedRow], samples: Sequence[Sequences], starts: Ints)
             first, count = bound[-1], len(response)
             tokens.append(response)
             positions.append(np.arange(length, length + count))
-            predictors.append(np.concatenate([[at + length - 1], np.arange(first, first + count - 1)]))
-            targets.append(response)
+            own = slice(None) if samples[number].learned is None else samples[number].learned
+            predictors.append(np.concatenate([[at + length - 1], np.arange(first, first + count - 1)])[own])
+            targets.append(response[own])
             flat.append(np.arange(starts[number], starts[number + 1]))
-            numbers.append(np.full(count, number))
+            numbers.append(np.full(samples[number].size, number))
             bound.append(first + count)
         bounds.append(tuple(bound))
         at = bound[-1]

@@ -9,6 +9,7 @@ import numpy as np
 from rhymed.inputs.supervision.demonstrations import TeacherRenderer
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.policy.packing import Sequences
+from rhymed_workers.trainer.turns import learned_mask
 
 
 class TeacherPrompts:
@@ -25,11 +26,11 @@ class TeacherPrompts:
         for sample in samples:
             if self._render is None:
                 assert sample.prompt_tokens is not None, "samples are fetched with prompt tokens"
-                sequences.append(Sequences(sample.prompt_tokens, sample.tokens))
+                sequences.append(Sequences(sample.prompt_tokens, sample.tokens, learned_mask(sample.info)))
                 continue
             name = sample.info.id.prompt
             if name not in prompts:
                 assert sample.row is not None, "samples are fetched with their rows"
                 prompts[name] = np.array(self._render(f"prompt {name}", sample.row), np.int64)
-            sequences.append(Sequences(prompts[name], sample.tokens))
+            sequences.append(Sequences(prompts[name], sample.tokens, learned_mask(sample.info)))
         return sequences

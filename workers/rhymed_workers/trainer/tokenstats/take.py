@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rhymed_store.client import StoredSample
-from rhymed_store.codec.tokenstats import MOST, NAMES
+from rhymed_store.codec.tokenstats import MOST, NAMES, Numbers
 from rhymed_workers.trainer.algorithms.tokens import Tokens
 from rhymed_workers.trainer.ranks.group import Alone
 from rhymed_workers.trainer.tokenstats.step import StepStats
+from rhymed_workers.trainer.turns import learned_mask
 
 
 class Taken:
@@ -34,4 +36,18 @@ class Taken:
             known_N = ~values[0].isnan()
             values = torch.stack([ranks.merge(row_N.float(), known_N).half() for row_N in values])
         ids, lengths = [sample.info.id for sample in samples], [sample.info.length for sample in samples]
-        return StepStats(version, ids, lengths, values.numpy())
+        return StepStats(version, ids, lengths, _whole(samples, values.numpy()))
+
+
+def _whole(samples: Sequence[StoredSample], values: Numbers) -> Numbers:
+    """(4, all response tokens): NaN for those of environments."""
+    masks = [learned_mask(sample.info) for sample in samples]
+    if all(mask is None for mask in masks):
+        return values
+    lengths = [sample.info.length for sample in samples]
+    mask = np.concatenate(
+        [np.ones(n, np.bool_) if own is None else own for own, n in zip(masks, lengths, strict=True)]
+    )
+    whole = np.full((len(values), len(mask)), np.nan, values.dtype)
+    whole[:, mask] = values
+    return whole

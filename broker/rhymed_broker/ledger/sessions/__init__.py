@@ -1,0 +1,1 @@
+"""Samples in turns: which environment worker answers which of them."""

@@ -1,0 +1,92 @@
+"""Turns, answers and finished sessions at rest: MessagePack behind a checksum of the key and of itself. Pure.
+
+While a sample is in progress each of its answers and turns is an entry, keyed by the sample's journal key and the
+entry's number: answer n is 2n, turn n is 2n + 1, and that the calls of turn n have begun is `BEGUN` + n. A complete
+sample has one entry, keyed as the sample: which of its tokens its environment wrote, the reward that it gave, and its
+calls.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rhymed.errors import StoreDamaged
+from rhymed.messages import Answer, Call, SampleInfo, Turn
+from rhymed_store.codec import records
+from rhymed_store.codec.frames import RESCUE
+
+BEGUN = 1 << 31
+_CHECK = 4  # bytes of the checksum
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """An answer or a turn; of a beginning only `attempt` is set. Arrays as bytes, as they came."""
+
+    answer: Answer | None = None
+    turn: Turn | None = None
+    tokens: bytes = b""  # uint32
+    logprobs: bytes = b""  # float32, of a turn
+    drafted: bytes | None = None  # mask of accepted drafts as in PutSamples; None: unknown
+    attempt: str = ""
+
+
+class Finished(NamedTuple):
+    """What a complete sample has beyond its record."""
+
+    turns: list[int]  # as in SampleInfo
+    earned: float | None
+    calls: list[list[Call]]  # of every answer but the first, in their order
+
+    def attach(self, info: SampleInfo) -> SampleInfo:
+        return msgspec.structs.replace(info, turns=self.turns, earned=self.earned)
+
+
+def answer_key(journal: bytes, number: int) -> bytes:
+    return journal + (2 * number).to_bytes(4, "big")
+
+
+def turn_key(journal: bytes, number: int) -> bytes:
+    return journal + (2 * number + 1).to_bytes(4, "big")
+
+
+def begun_key(journal: bytes, number: int) -> bytes:
+    return journal + (BEGUN + number).to_bytes(4, "big")
+
+
+def number_of(key: Any) -> int:
+    """Of the entry, as above."""
+    return int.from_bytes(key[-4:], "big")
+
+
+def pack(key: bytes, content: Entry | Finished) -> bytes:
+    body = msgspec.msgpack.encode(content)
+    return _checksum(key, body) + body
+
+
+def unpack(key: Any, value: Any) -> Entry:
+    """Raises `StoreDamaged` naming the sample when the bytes are not those that were written under this key."""
+    entry: Entry = _unpack(key, value, Entry, records.sample_of(bytes(key)))
+    return entry
+
+
+def unpack_finished(key: Any, value: Any) -> Finished:
+    """Likewise."""
+    finished: Finished = _unpack(key, value, Finished, records.name_of(bytes(key)))
+    return finished
+
+
+def _unpack(key: Any, value: Any, kind: Any, sample: object) -> Any:
+    body = bytes(value[_CHECK:])
+    try:
+        if bytes(value[:_CHECK]) != _checksum(bytes(key), body):
+            raise ValueError("their checksum differs")
+        return msgspec.msgpack.decode(body, type=kind)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreDamaged(f"sample {sample}: its turns are damaged at rest ({error}); {RESCUE}") from None
+
+
+def _checksum(key: bytes, body: bytes) -> bytes:
+    return zlib.crc32(body, zlib.crc32(key)).to_bytes(_CHECK, "little")

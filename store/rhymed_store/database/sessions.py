@@ -1,0 +1,210 @@
+"""Samples in turns while they are in progress, and what of that a complete sample keeps.
+
+Invariants: answers and turns of a sample alternate without a gap, beginning with answer 0; each keeps its first
+record; once the sample is stored, its entries are gone and nothing adds new ones. What comes after a checkpoint that
+covers the step is ignored. An entry that cannot be read ends what is known of its sample: the rest is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+from rhymed import messages
+from rhymed.errors import MalformedMessage, StoreDamaged, UnknownSample
+from rhymed_store.codec import masks, records, turns
+from rhymed_store.codec.turns import Entry, Finished
+from rhymed_store.database.prepare import HEADER_BYTES, cut
+from rhymed_store.database.tables import Tables
+from rhymed_store.database.transactions import Batch, Database
+
+ENTRIES, FINISHED = "turns", "sessions"  # tables
+
+Live = Callable[[Any, int], bool]
+"""(transaction, step) -> whether no checkpoint covers the step."""
+
+
+class SessionWrites:
+    def __init__(self, database: Database, live: Live) -> None:
+        self._database, self._tables, self._live = database, database.tables, live
+
+    def put_turns(self, batch: Batch, message: messages.PutTurns, frames: Sequence[bytes]) -> list[messages.SampleId]:
+        """Returns the samples whose turn is new. Raises `MalformedMessage` and `UnknownSample`."""
+        entries = _entries(message, frames)
+        self._database.claim_space(batch, sum(map(len, frames)) + HEADER_BYTES * len(entries))
+        fresh: list[tuple[messages.SampleId, bytes, Entry]] = []
+        for sample, number, entry in zip(message.samples, message.numbers, entries, strict=True):
+            journal = records.journal_key(sample)
+            key = turns.turn_key(journal, number)
+            if not self._takes(batch.txn, sample) or self._read(batch.txn, key) is not None:
+                continue
+            before = self._read(batch.txn, turns.answer_key(journal, number))
+            if before is None or before.answer is None or before.answer.done:
+                raise UnknownSample(f"turn {number} of sample {sample} cannot be: the store has no answer before it")
+            fresh.append((sample, key, entry))
+        for _, key, entry in fresh:
+            batch.txn.put(key, turns.pack(key, entry), db=self._tables[ENTRIES])
+        return [sample for sample, _, _ in fresh]
+
+    def put_answer(self, batch: Batch, message: messages.PutAnswer, tokens: bytes) -> None:
+        """Raises `MalformedMessage` and `UnknownSample`."""
+        if len(tokens) != 4 * message.answer.length:
+            announced = 4 * message.answer.length
+            raise MalformedMessage(f"PutAnswer of {message.sample}: {len(tokens)} bytes, {announced} announced")
+        sample, number = message.sample, message.number
+        if message.answer.reward is not None:
+            records.check_reward(message.answer.reward, f"an answer to sample {sample}")
+        journal = records.journal_key(sample)
+        self._database.claim_space(batch, len(tokens) + HEADER_BYTES)
+        key = turns.answer_key(journal, number)
+        if not self._takes(batch.txn, sample) or self._read(batch.txn, key) is not None:
+            return
+        if number and self._read(batch.txn, turns.turn_key(journal, number - 1)) is None:
+            raise UnknownSample(f"answer {number} of sample {sample} cannot be: the store lacks the turn before it")
+        entry = Entry(answer=message.answer, tokens=bytes(tokens))
+        batch.txn.put(key, turns.pack(key, entry), db=self._tables[ENTRIES])
+
+    def put_calls(self, batch: Batch, message: messages.PutCalls) -> bool:
+        """Whether another attempt has begun."""
+        key = turns.begun_key(records.journal_key(message.sample), message.number)
+        if not self._takes(batch.txn, message.sample):
+            return True
+        if (found := self._read(batch.txn, key)) is not None:
+            return found.attempt != message.attempt
+        self._database.claim_space(batch, HEADER_BYTES)
+        batch.txn.put(key, turns.pack(key, Entry(attempt=message.attempt)), db=self._tables[ENTRIES])
+        return False
+
+    def finish(self, txn: Any, info: messages.SampleInfo) -> None:
+        """The sample is stored: what is kept of its turns, and the rest is deleted."""
+        key, low = records.sample_key(info.id), records.journal_key(info.id)
+        answers = [entry.answer for entry in _sound(txn, self._tables, low) if entry.answer is not None]
+        kept = Finished(info.turns, info.earned, [answer.calls for answer in answers[1:]])
+        txn.put(key, turns.pack(key, kept), db=self._tables[FINISHED])
+        with txn.cursor(self._tables[ENTRIES]) as cursor:
+            while cursor.set_range(low) and bytes(cursor.key())[:-4] == low:
+                cursor.delete()
+
+    def _takes(self, txn: Any, sample: messages.SampleId) -> bool:
+        stored = txn.get(records.sample_key(sample), db=self._tables["samples"]) is not None
+        return self._live(txn, sample.step) and not stored
+
+    def _read(self, txn: Any, key: bytes) -> Entry | None:
+        """None: there is none that can be read."""
+        value = txn.get(key, db=self._tables[ENTRIES])
+        with contextlib.suppress(StoreDamaged):
+            return None if value is None else turns.unpack(key, value)
+        return None
+
+
+def _entries(message: messages.PutTurns, frames: Sequence[bytes]) -> list[Entry]:
+    count, lengths = len(message.samples), [turn.length for turn in message.turns]
+    if not count == len(message.numbers) == len(message.turns) or len(message.drafted) not in (0, count):
+        raise MalformedMessage(
+            f"PutTurns: {len(message.turns)} turns, {len(message.numbers)} numbers of {count} samples"
+        )
+    if len(frames) != (expected := 2 + bool(message.drafted)):
+        raise MalformedMessage(f"PutTurns carries {expected} arrays, not {len(frames)}")
+    for frame in frames[:2]:
+        if len(frame) != 4 * sum(lengths):
+            raise MalformedMessage(f"PutTurns: {len(frame)} bytes, {4 * sum(lengths)} announced")
+    for turn in message.turns:
+        if sum(count for _, count in turn.versions) != turn.length:
+            raise MalformedMessage(f"PutTurns: versions {turn.versions} do not sum to {turn.length} tokens")
+    drafted: Sequence[bytes | None] = [None] * count
+    if message.drafted:
+        drafted = _masks(frames[2], lengths, message.drafted)
+    parts = zip(message.turns, cut(frames[0], lengths), cut(frames[1], lengths), drafted, strict=True)
+    return [Entry(None, turn, bytes(tokens), bytes(logprobs), mask) for turn, tokens, logprobs, mask in parts]
+
+
+def _masks(frame: bytes, lengths: Sequence[int], masked: Sequence[bool]) -> list[bytes | None]:
+    sizes = [masks.bytes_of(length) if has else 0 for length, has in zip(lengths, masked, strict=True)]
+    if len(frame) != sum(sizes):
+        raise MalformedMessage(f"PutTurns: {len(frame)} bytes of accepted drafts, {sum(sizes)} announced")
+    ends = accumulate(sizes)
+    parts = [frame[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    return [part if has else None for part, has in zip(parts, masked, strict=True)]
+
+
+def _sound(txn: Any, tables: dict[str, Any], low: bytes) -> Iterator[Entry]:
+    """The sample's answers and turns, alternately, up to the first that is missing or cannot be read."""
+    if ENTRIES not in tables:
+        return
+    with txn.cursor(tables[ENTRIES]) as cursor:
+        expected, there = 0, cursor.set_range(low)
+        while there and bytes(cursor.key())[:-4] == low and turns.number_of(cursor.key()) == expected:
+            try:
+                yield turns.unpack(bytes(cursor.key()), cursor.value())
+            except StoreDamaged:
+                return
+            expected, there = expected + 1, cursor.next()
+
+
+class SessionReads:
+    def __init__(self, database: Tables) -> None:
+        self._database = database
+
+    def sessions(self, message: messages.GetSessions) -> tuple[messages.Sessions, list[bytes]]:
+        found, arrays = [], [b""] * (3 if message.logprobs else 1)
+        tables = self._database.tables
+        with self._database.read() as txn:
+            for sample in message.samples:
+                low = records.journal_key(sample)
+                entries = list(_sound(txn, tables, low))
+                found.append(_session(sample, entries, begun=_begun(txn, tables, low, len(entries))))
+                arrays[0] += b"".join([entry.tokens for entry in entries])
+                if message.logprobs:
+                    arrays[1] += b"".join([entry.logprobs for entry in entries])
+                    arrays[2] += b"".join([entry.drafted or b"" for entry in entries])
+        return messages.Sessions(sessions=found), arrays
+
+
+def _session(sample: messages.SampleId, entries: Sequence[Entry], *, begun: bool) -> messages.Session:
+    made = [entry.turn for entry in entries if entry.turn is not None]
+    return messages.Session(
+        id=sample,
+        answers=[entry.answer for entry in entries if entry.answer is not None],
+        turns=made,
+        begun=begun,
+        drafted=[entry.drafted is not None for entry in entries if entry.turn is not None],
+    )
+
+
+def _begun(txn: Any, tables: dict[str, Any], low: bytes, entries: int) -> bool:
+    if not entries or entries % 2:  # an answer is the last entry
+        return False
+    return txn.get(turns.begun_key(low, entries // 2 - 1), db=tables[ENTRIES]) is not None
+
+
+def in_progress(txn: Any, tables: dict[str, Any], low: bytes) -> Iterator[messages.JournalEntry]:
+    """Samples with turns, from this journal key on."""
+    if ENTRIES not in tables or not txn.stat(tables[ENTRIES])["entries"]:
+        return
+    with txn.cursor(tables[ENTRIES]) as cursor:
+        there = cursor.set_range(low)
+        while there:
+            own = bytes(cursor.key())[:-4]
+            entries = list(_sound(txn, tables, own))
+            last = entries[-1].answer if entries else None
+            waits = last is None or last.done
+            yield messages.JournalEntry(id=records.sample_of(own), state="turned" if waits else "begun")
+            there = cursor.set_range(own + b"\xff" * 5)
+
+
+def finished(txn: Any, tables: dict[str, Any], key: bytes) -> Finished | None:
+    """Of the complete sample with this key; None: it had no environment. Raises `StoreDamaged`."""
+    table = tables.get(FINISHED)
+    value = None if table is None else txn.get(key, db=table)
+    return None if value is None else turns.unpack_finished(key, value)
+
+
+def attached(txn: Any, tables: dict[str, Any], infos: Sequence[messages.SampleInfo]) -> list[messages.SampleInfo]:
+    """With their turns. Costs nothing in a store without any."""
+    table = tables.get(FINISHED)
+    if table is None or not txn.stat(table)["entries"]:
+        return list(infos)
+    found = [finished(txn, tables, records.sample_key(info.id)) for info in infos]
+    return [info if kept is None else kept.attach(info) for info, kept in zip(infos, found, strict=True)]

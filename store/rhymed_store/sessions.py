@@ -1,0 +1,130 @@
+"""The store's calls about samples in turns; see `client` for errors and deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rhymed import messages
+from rhymed.errors import MalformedMessage
+from rhymed_store import arrays
+from rhymed_store.client import DEADLINE_S, Logprobs, StoreClient, Tokens
+
+
+@dataclass(frozen=True)
+class NewTurn:
+    """A complete turn on its way to the store. Arrays have `turn.length` elements."""
+
+    sample: messages.SampleId
+    number: int  # of the turn, from 0
+    turn: messages.Turn
+    tokens: Tokens
+    logprobs: Logprobs
+    drafted: NDArray[np.bool_] | None = None  # was it an accepted draft; None: unknown
+
+
+@dataclass(frozen=True)
+class StoredSession:
+    """A sample in turns that is not complete. Log-probs and drafts are None unless they were requested."""
+
+    session: messages.Session
+    answers: list[Tokens]
+    turns: list[Tokens]
+    logprobs: list[Logprobs] | None = None
+    drafted: list[NDArray[np.bool_] | None] | None = None
+
+    @property
+    def prompt(self) -> Tokens:
+        return self.answers[0]
+
+    @property
+    def response(self) -> Tokens:
+        """What follows the prompt: turns and answers, in their order."""
+        parts = [part for pair in itertools.zip_longest(self.turns, self.answers[1:]) for part in pair]
+        kept = [part for part in parts if part is not None]
+        return np.concatenate(kept) if kept else np.zeros(0, np.uint32)
+
+
+async def put_turns(store: StoreClient, turns: Sequence[NewTurn], *, deadline_s: float = DEADLINE_S) -> None:
+    """Returns when all are durable. Raises `UnknownSample` for a turn whose answer the store lacks."""
+    stores = {id(one): one for one in (store.of(turn.sample.prompt) for turn in turns)}
+    groups = [(one, [turn for turn in turns if store.of(turn.sample.prompt) is one]) for one in stores.values()]
+    await asyncio.gather(*(_put_turns(one, group, deadline_s) for one, group in groups))
+
+
+async def _put_turns(store: StoreClient, turns: Sequence[NewTurn], deadline_s: float) -> None:
+    masked = [turn.drafted is not None for turn in turns]
+    question = messages.PutTurns(
+        samples=[turn.sample for turn in turns],
+        numbers=[turn.number for turn in turns],
+        turns=[turn.turn for turn in turns],
+        drafted=masked if any(masked) else [],
+    )
+    frames = [arrays.join([turn.tokens for turn in turns]), arrays.join([turn.logprobs for turn in turns])]
+    if question.drafted:
+        none = np.zeros(0, np.uint8)
+        frames.append(arrays.join([none if turn.drafted is None else np.packbits(turn.drafted) for turn in turns]))
+    await store.ask(question, messages.Done, *frames, deadline_s=deadline_s)
+
+
+async def put_answer(
+    store: StoreClient,
+    sample: messages.SampleId,
+    number: int,
+    answer: messages.Answer,
+    tokens: ArrayLike,
+    *,
+    deadline_s: float = DEADLINE_S,
+) -> None:
+    """Returns when it is durable, or an earlier one is. Raises `UnknownSample` if the store lacks its turn."""
+    question = messages.PutAnswer(sample=sample, number=number, answer=answer)
+    frame = arrays.tokens_of(tokens, f"sample {sample}: an answer's tokens")
+    await store.of(sample.prompt).ask(question, messages.Done, frame, deadline_s=deadline_s)
+
+
+async def begin_calls(
+    store: StoreClient, sample: messages.SampleId, number: int, attempt: str, *, deadline_s: float = DEADLINE_S
+) -> bool:
+    """False: another attempt has begun the calls of this turn."""
+    question = messages.PutCalls(sample=sample, number=number, attempt=attempt)
+    answer, _ = await store.of(sample.prompt).ask(question, messages.Done | messages.Begun, deadline_s=deadline_s)
+    return isinstance(answer, messages.Done)
+
+
+async def get_session(
+    store: StoreClient, sample: messages.SampleId, *, logprobs: bool = False, deadline_s: float = DEADLINE_S
+) -> StoredSession:
+    """Without answers and turns if the store has none. `logprobs`: with log-probs and drafts."""
+    question = messages.GetSessions(samples=[sample], logprobs=logprobs)
+    answer, frames = await store.of(sample.prompt).ask(question, messages.Sessions, deadline_s=deadline_s)
+    if len(frames) != (expected := 3 if logprobs else 1) or len(answer.sessions) != 1:
+        raise MalformedMessage(
+            f"store sent {len(frames)} arrays of {len(answer.sessions)} sessions, {expected} of 1 expected"
+        )
+    session: messages.Session = answer.sessions[0]
+    lengths = [turn.length for turn in session.turns]
+    parts = arrays.cut(frames[0], np.dtype(np.uint32), list(_alternate(session)))
+    stored = StoredSession(session, parts[::2], parts[1::2])
+    if not logprobs:
+        return stored
+    probs = arrays.cut(frames[1], np.dtype(np.float32), lengths)
+    sizes = [(length + 7) // 8 if has else 0 for length, has in zip(lengths, session.drafted, strict=True)]
+    bits = arrays.cut(frames[2], np.dtype(np.uint8), sizes)
+    drafted = [
+        np.unpackbits(part, count=length).astype(np.bool_) if has else None
+        for part, length, has in zip(bits, lengths, session.drafted, strict=True)
+    ]
+    return StoredSession(session, stored.answers, stored.turns, probs, drafted)
+
+
+def _alternate(session: messages.Session) -> Iterator[int]:
+    """Tokens of answers and turns, in their order."""
+    for place, answer in enumerate(session.answers):
+        yield answer.length
+        if place < len(session.turns):
+            yield session.turns[place].length

@@ -1,0 +1,172 @@
+"""Samples in turns: what the store takes, keeps and gives back, until the sample is whole and after."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rhymed.errors import MalformedMessage, UnknownSample
+from rhymed.messages import Answer, Call, Done, PutAnswer, SampleId, SampleInfo, Turn
+from rhymed.run.layout import RunLayout
+from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.inspect.browse import Browse
+from rhymed_store.integrity.verify import verify
+from rhymed_store.service import StoreService
+from rhymed_store.sessions import NewTurn, begin_calls, get_session, put_answer, put_turns
+from tests.store.stores import PROMPT
+
+ONE, TWO = SampleId(0, PROMPT, 0), SampleId(0, PROMPT, 1)
+CALLS = [Call(name="add", seconds=0.5), Call(name="add", error="no numbers")]
+
+
+def new_turn(sample: SampleId, number: int, tokens: list[int], version: int = 0, drafted: bool = True) -> NewTurn:
+    turn = Turn(length=len(tokens), finish_reason="stop", versions=[(version, len(tokens))])
+    logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32)
+    mask = np.arange(len(tokens)) % 2 == 1 if drafted else None
+    return NewTurn(sample, number, turn, np.array(tokens, np.uint32), logprobs, mask)
+
+
+async def answer(client: StoreClient, sample: SampleId, number: int, tokens: list[int], **fields: object) -> None:
+    await put_answer(client, sample, number, Answer(length=len(tokens), **fields), tokens)  # type: ignore[arg-type]
+
+
+async def begin(client: StoreClient, sample: SampleId = ONE) -> None:
+    await answer(client, sample, 0, [7, 8, 9])
+    await put_turns(client, [new_turn(sample, 0, [1, 2, 70_000])])
+
+
+async def test_a_sample_goes_on_from_its_answers_and_turns(client: StoreClient) -> None:
+    assert (await get_session(client, ONE)).session.acts, "its environment writes the prompt"
+    await begin(client)
+    await begin(client, TWO)
+    await answer(client, ONE, 1, [4, 5], calls=CALLS)
+    await put_turns(client, [new_turn(ONE, 1, [6], version=1, drafted=False)])
+    stored = await get_session(client, ONE, logprobs=True)
+    assert (stored.prompt.tolist(), stored.response.tolist()) == ([7, 8, 9], [1, 2, 70_000, 4, 5, 6])
+    assert stored.session.acts
+    assert not stored.session.done
+    assert [turn.versions for turn in stored.session.turns] == [[(0, 3)], [(1, 1)]]
+    assert stored.session.answers[1].calls == CALLS
+    assert stored.logprobs is not None
+    assert [part.tolist() for part in stored.logprobs] == [[-1, -2, -3], [-1]]
+    assert stored.drafted is not None
+    assert [None if part is None else part.tolist() for part in stored.drafted] == [[False, True, False], None]
+    assert (await get_session(client, TWO)).response.tolist() == [1, 2, 70_000]
+
+
+async def test_the_first_record_of_a_turn_or_an_answer_stays(client: StoreClient) -> None:
+    await begin(client)
+    await answer(client, ONE, 0, [1])
+    await put_turns(client, [new_turn(ONE, 0, [3, 3])])
+    stored = await get_session(client, ONE)
+    assert (stored.prompt.tolist(), stored.response.tolist()) == ([7, 8, 9], [1, 2, 70_000])
+
+
+async def test_nothing_leaves_a_gap(client: StoreClient) -> None:
+    with pytest.raises(UnknownSample, match="no answer before it"):
+        await put_turns(client, [new_turn(ONE, 0, [1])])
+    await begin(client)
+    with pytest.raises(UnknownSample, match="no answer before it"):
+        await put_turns(client, [new_turn(TWO, 0, [1]), new_turn(ONE, 1, [1])])
+    with pytest.raises(UnknownSample, match="lacks the turn before it"):
+        await answer(client, ONE, 2, [1])
+    await answer(client, ONE, 1, [], done=True)
+    with pytest.raises(UnknownSample, match="no answer before it"):
+        await put_turns(client, [new_turn(ONE, 1, [1])])
+
+
+async def test_only_the_first_attempt_begins_the_calls_of_a_turn(client: StoreClient) -> None:
+    await begin(client)
+    assert not (await get_session(client, ONE)).session.begun
+    assert await begin_calls(client, ONE, 0, "a")
+    assert await begin_calls(client, ONE, 0, "a"), "the same attempt, repeated"
+    assert not await begin_calls(client, ONE, 0, "b")
+    assert (await get_session(client, ONE)).session.begun
+    await answer(client, ONE, 1, [5])
+    await put_turns(client, [new_turn(ONE, 1, [6])])
+    assert not (await get_session(client, ONE)).session.begun, "the calls of another turn"
+    assert await begin_calls(client, ONE, 1, "b")
+
+
+async def test_a_turn_replaces_its_beginning(client: StoreClient) -> None:
+    await answer(client, ONE, 0, [7])
+    await client.put_partials({ONE: (0, [1, 2])})
+    await put_turns(client, [new_turn(ONE, 0, [1, 2, 3])])
+    assert await client.get_partials([ONE]) == {}
+
+
+async def test_the_journal_says_whose_turn_it_is(client: StoreClient) -> None:
+    await begin(client, ONE)
+    await answer(client, TWO, 0, [7])
+    states = {entry.id: entry.state for entry in await client.journal(0)}
+    assert states == {ONE: "turned", TWO: "begun"}
+    await answer(client, ONE, 1, [], done=True)
+    states = {entry.id: entry.state for entry in await client.journal(0)}
+    assert states[ONE] == "turned", "its environment worker stores the whole sample"
+
+
+def whole(sample: SampleId = ONE) -> NewSample:
+    info = SampleInfo(
+        id=sample, prompt_length=3, length=6, finish_reason="stop", versions=[(0, 6)], turns=[3, 2, 1], earned=0.5
+    )
+    return NewSample(info, [7, 8, 9], [1, 2, 70_000, 4, 5, 6], [-1, -2, -3, 0, 0, -1])
+
+
+async def finish(client: StoreClient) -> None:
+    await begin(client)
+    await answer(client, ONE, 1, [4, 5], calls=CALLS)
+    await put_turns(client, [new_turn(ONE, 1, [6])])
+    await answer(client, ONE, 2, [], done=True, reward=0.5)
+    await client.put_samples([whole()])
+
+
+async def test_a_whole_sample_says_which_tokens_its_environment_wrote(client: StoreClient) -> None:
+    await finish(client)
+    await client.put_samples([NewSample(SampleInfo(id=TWO, prompt_length=3, length=1, finish_reason="stop",
+                                                   versions=[(0, 1)]), [7, 8, 9], [1], [-1])])  # fmt: skip
+    one, two = await client.get_samples([ONE, TWO], logprobs=True, prompt_tokens=True)
+    assert (one.info.turns, one.info.earned, one.info.learned) == ([3, 2, 1], 0.5, 4)
+    assert (two.info.turns, two.info.earned, two.info.learned) == ([], None, 1)
+    (past, _) = await client.history(PROMPT, 1)
+    assert past.info.turns == [3, 2, 1]
+    assert not (await get_session(client, ONE)).session.answers, "what was in progress is gone"
+    await answer(client, ONE, 0, [1])
+    assert not (await get_session(client, ONE)).session.answers, "and nothing adds to it"
+    assert not await begin_calls(client, ONE, 1, "late"), "nor begins its calls again"
+
+
+async def test_turns_of_a_checkpointed_step_are_forgotten(client: StoreClient) -> None:
+    await client.put_samples([whole(SampleId(3, PROMPT, 0))])
+    await begin(client)
+    await client.forget_logprobs(1)
+    assert {entry.id.step for entry in await client.journal(0)} == {3}
+
+
+async def test_what_is_not_what_it_says_is_refused(client: StoreClient) -> None:
+    turn = new_turn(ONE, 0, [1, 2])
+    await answer(client, ONE, 0, [7])
+    wrong = Turn(length=2, finish_reason="stop", versions=[(0, 3)])
+    with pytest.raises(MalformedMessage, match="do not sum to 2"):
+        await put_turns(client, [NewTurn(ONE, 0, wrong, turn.tokens, turn.logprobs)])
+    question = PutAnswer(sample=ONE, number=1, answer=Answer(length=2))
+    with pytest.raises(MalformedMessage, match="4 bytes, 8 announced"):
+        await client.ask(question, Done, np.zeros(1, np.uint32), deadline_s=5)
+    with pytest.raises(MalformedMessage, match="finite reward"):
+        await answer(client, TWO, 0, [1], reward=float("nan"))
+    info = SampleInfo(id=TWO, prompt_length=1, length=2, finish_reason="stop", versions=[(0, 2)], turns=[1, 2])
+    with pytest.raises(MalformedMessage, match="turns"):
+        await client.put_samples([NewSample(info, [1], [1, 2], [0, 0])])
+
+
+async def test_people_see_the_calls_and_every_entry_is_checked(
+    service: StoreService, client: StoreClient, where: RunLayout
+) -> None:
+    await finish(client)
+    await begin(client, TWO)
+    await begin_calls(client, TWO, 0, "a")
+    report = verify(where.database)
+    assert report.sound, report.findings
+    assert (report.counts["sessions"], report.counts["turns"]) == (1, 3)
+    (found,) = Browse(service._database).responses(PROMPT)
+    assert found.info.turns == [3, 2, 1]
+    assert [list(calls) for calls in found.calls] == [CALLS, []]

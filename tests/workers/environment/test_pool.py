@@ -1,0 +1,243 @@
+"""Real processes with tools and environments: what they answer, and what a bad one costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.config import Config
+from rhymed.errors import EnvironmentFailed
+from rhymed_workers.environment.calls import Read
+from rhymed_workers.environment.pool import Environments
+from rhymed_workers.environment.protocol import Stepped, Wanted
+
+CHAT = [{"role": "user", "content": "Begin."}]
+
+TOOLS = '''
+import asyncio, os, sys, time
+
+def add(a: int, b: int = 1) -> int:
+    """Adds.
+
+    Args:
+        a: First.
+        b: Second.
+    """
+    print("noise", flush=True)
+    return a + b
+
+async def later(text: str) -> dict:
+    """Waits.
+
+    Args:
+        text: Returned.
+    """
+    await asyncio.sleep(0)
+    return {"text": text}
+
+def misbehave(how: str) -> str:
+    """Does what it should not.
+
+    Args:
+        how: Which way.
+    """
+    if how == "raise":
+        raise ValueError("no such luck")
+    if how == "exit":
+        sys.exit(3)
+    if how == "die":
+        os._exit(7)
+    while True:
+        time.sleep(0.01)
+
+add.idempotent = True
+
+class Tool:
+    """As verl's decorator leaves it."""
+    def __init__(self, fn): self.fn = fn
+
+wrapped = Tool(add)
+
+def bare(a):
+    return a
+'''
+
+GAME = '''
+class Game:
+    def __init__(self, most=9):
+        self.most = most
+
+    def reset(self, secret, **row):
+        self.secret, self.guesses = secret, 0
+        return f" Guess a number up to {self.most}."
+
+    def guess(self, number: int) -> str:
+        """Guesses.
+
+        Args:
+            number: The guess.
+        """
+        self.guesses += 1
+        if number < 0:
+            raise IndexError("below all")
+        return "right" if number == self.secret else "higher" if number < self.secret else "lower"
+
+    def get_reward(self):
+        return 1.0 / self.guesses if self.guesses else 0.0
+
+class Broken(Game):
+    def reset(self, **row):
+        raise RuntimeError("no board")
+
+class Text:
+    def __init__(self, env_config, extras):
+        self.turns, self.limit = 0, extras["secret"]
+
+    def init(self, prompt):
+        return [*prompt, {"role": "user", "content": "Go."}], {}
+
+    def step(self, action):
+        self.turns += 1
+        done = self.turns >= self.limit
+        return {"observations": [] if done else [{"role": "user", "content": action[::-1]}],
+                "reward": 0.5 if done else None, "done": done, "metadata": {}}
+
+class NotANumber(Text):
+    def step(self, action):
+        return {"observations": [], "reward": float("nan"), "done": True}
+'''
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Any:
+    (tmp_path / "mine.py").write_text(TOOLS)
+    (tmp_path / "games.py").write_text(GAME)
+
+    def config(tools: str = "", factory: str = "", **settings: Any) -> Environments:
+        named = {"tools": f"{tmp_path}/mine.py:{tools}"} if tools else {"factory": f"{tmp_path}/games.py:{factory}"}
+        section = {"processes": 1, "timeout_s": 60.0, **named, **settings}
+        return Environments(Config.model_validate({"environment": section, "reward": {"scorer": "exact"}}))
+
+    return config
+
+
+async def ask(pool: Environments, tool: str, name: str = "a", **arguments: Any) -> Stepped:
+    return await pool.step(name, Read("", [Wanted(tool, arguments)]), last=False)
+
+
+async def test_functions_are_called_and_their_results_are_messages(make: Any) -> None:
+    async with make(tools="add,later,misbehave") as pool:
+        assert pool.names == {"add", "later", "misbehave"}
+        assert pool.idempotent == {"add"}
+        schema = pool.about.tools[0]["function"]
+        assert (schema["name"], schema["parameters"]["required"]) == ("add", ["a"])
+        assert await pool.open("a", {}, CHAT) == CHAT
+        both = await pool.step("a", Read("", [Wanted("add", {"a": 2}), Wanted("later", {"text": "ä"})]), last=False)
+        assert both.messages == [
+            {"role": "tool", "name": "add", "content": "3"},
+            {"role": "tool", "name": "later", "content": '{"text": "ä"}'},
+        ]
+        assert not both.done
+        assert [call.error for call in both.calls] == ["", ""]
+        assert (await pool.step("a", Read("That is all."), last=False)) == Stepped(done=True)
+
+
+async def test_what_a_tool_raises_is_an_answer(make: Any) -> None:
+    async with make(tools="add,misbehave") as pool:
+        for stepped, why in (
+            (await ask(pool, "misbehave", how="raise"), "ValueError: no such luck"),
+            (await ask(pool, "multiply", a=1), "there is no tool 'multiply'; there are: add, misbehave"),
+            (await ask(pool, "add", c=1), "missing a required argument: 'a'"),
+            (await pool.step("a", Read("", [], "a call is not JSON"), last=False), "a call is not JSON"),
+        ):
+            assert not stepped.done
+            assert why in stepped.messages[0]["content"]
+            assert why in stepped.calls[0].error
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("exit", "SystemExit: 3"), ("die", "exit status 7"), ("hang", "took longer than environment.timeout_s = 2")],
+)
+async def test_a_tool_that_ends_its_process_or_hangs_is_a_failure_and_the_pool_goes_on(
+    make: Any, how: str, why: str
+) -> None:
+    async with make(tools="add,misbehave", timeout_s=2.0 if how == "hang" else 60.0) as pool:
+        with pytest.raises(EnvironmentFailed, match=why):
+            await ask(pool, "misbehave", how=how)
+        assert (await ask(pool, "add", a=1)).messages[0]["content"] == "2"
+
+
+async def test_methods_of_a_class_are_tools_with_a_state_of_each_sample(make: Any) -> None:
+    async with make(factory="Game", args={"most": 5}) as pool:
+        assert pool.names == {"guess"}
+        begun = await pool.open("a", {"secret": 3, "prompt": "Begin."}, CHAT)
+        assert begun == [{"role": "user", "content": "Begin. Guess a number up to 5."}]
+        await pool.open("b", {"secret": 1}, CHAT)
+        assert (await ask(pool, "guess", "a", number=1)).messages[0]["content"] == "higher"
+        assert (await ask(pool, "guess", "b", number=1)).messages[0]["content"] == "right"
+        assert "IndexError" in (await ask(pool, "guess", "a", number=-1)).calls[0].error
+        done = await pool.step("a", Read("I give up."), last=False)
+        assert (done.done, done.reward) == (True, 0.5)
+        last = await pool.step("b", Read("", [Wanted("guess", {"number": 2})]), last=True)
+        assert (last.done, last.reward) == (False, 0.5)
+        await pool.close("a")
+        assert (pool.has("a"), pool.has("b")) == (False, True)
+
+
+async def test_an_environment_that_reads_text(make: Any) -> None:
+    async with make(factory="Text") as pool:
+        assert pool.names == set()
+        begun = await pool.open("a", {"secret": 2}, CHAT)
+        assert begun == [*CHAT, {"role": "user", "content": "Go."}]
+        stepped = await pool.step("a", Read("abc"), last=False)
+        assert (stepped.messages, stepped.done, stepped.reward) == ([{"role": "user", "content": "cba"}], False, None)
+        stepped = await pool.step("a", Read("abc"), last=False)
+        assert (stepped.messages, stepped.done, stepped.reward) == ([], True, 0.5)
+
+
+async def test_an_environment_that_raises_is_broken_in_words(make: Any) -> None:
+    async with make(factory="Broken") as pool:
+        with pytest.raises(EnvironmentFailed, match=r"Broken raised RuntimeError: no board \(.*games.py, line \d+\)"):
+            await pool.open("a", {"secret": 1}, CHAT)
+    async with make(factory="NotANumber") as pool:
+        await pool.open("a", {"secret": 1}, CHAT)
+        with pytest.raises(EnvironmentFailed, match="gave the reward nan: a finite number expected"):
+            await pool.step("a", Read("x"), last=False)
+
+
+async def test_a_killed_process_loses_its_environments(make: Any) -> None:
+    async with make(factory="Game") as pool:
+        await pool.open("a", {"secret": 3}, CHAT)
+        os.kill(pool.pids[0], signal.SIGKILL)
+        while pool.has("a"):
+            await asyncio.sleep(0)
+        with pytest.raises(EnvironmentFailed, match="the environment of a is lost"):
+            await ask(pool, "guess", "a", number=1)
+        await pool.open("a", {"secret": 3}, CHAT)
+        assert (await ask(pool, "guess", "a", number=3)).messages[0]["content"] == "right"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"tools": "missing"}, "has no function 'missing'"),
+        ({"tools": "bare"}, r"tool bare \(.*mine.py, line \d+\) needs type hints and a docstring"),
+        ({"factory": "Nothing"}, "has no function 'Nothing'"),
+    ],
+)
+async def test_code_that_cannot_be_used_is_told_at_the_start(make: Any, settings: dict[str, str], why: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=why):
+        async with make(**settings):
+            pass
+
+
+async def test_what_a_decorator_wrapped_is_a_tool(make: Any) -> None:
+    async with make(tools="wrapped") as pool:
+        assert pool.names == {"add"}
+        assert (await ask(pool, "add", a=4)).messages[0]["content"] == "5"

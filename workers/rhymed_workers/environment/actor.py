@@ -1,0 +1,126 @@
+"""Lets a sample's environment answer: begin the sample, make its calls, and store what the policy reads next.
+
+Everything is in the store before it counts: the prompt, each turn, that calls have begun, each answer. So a worker
+that takes a sample over repeats nothing that was answered. It rebuilds an environment with state by making the
+sample's earlier calls again. Calls that have begun and have no answer are made again only if all of their tools are
+idempotent; otherwise the policy reads that they were interrupted. Those of an environment that may be rebuilt are.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+
+from rhymed import messages
+from rhymed.config import Config
+from rhymed.errors import EnvironmentFailed
+from rhymed.inputs import render
+from rhymed.inputs.rows import Row
+from rhymed.service.retry import retry
+from rhymed_store.client import StoreClient
+from rhymed_store.sessions import StoredSession, begin_calls, get_session, put_answer
+from rhymed_workers.environment.calls import Read
+from rhymed_workers.environment.dialogue import Dialogue
+from rhymed_workers.environment.finish import complete_sample
+from rhymed_workers.environment.pool import Environments
+from rhymed_workers.environment.protocol import Stepped
+
+INTERRUPTED = "interrupted: the call had begun when its process ended, and may have been made; it is not made again"
+
+ReadRow = Callable[[str], Awaitable[Row]]
+
+
+class Actor:
+    """`act` may run for many samples at once, once for each."""
+
+    def __init__(self, config: Config, store: StoreClient, pool: Environments, dialogue: Dialogue) -> None:
+        self._config, self._settings = config, config.environment
+        self._store, self._pool, self._dialogue = store, pool, dialogue
+        self._repeatable = pool.idempotent | (
+            pool.names if self._settings.factory and self._settings.replay else set()
+        )
+        self.calls = self.errors = self.rebuilt = 0
+
+    async def act(self, id: messages.SampleId) -> messages.SampleInfo | None:
+        """Answers the sample's last turn. Returns its record if it is complete; None: the policy continues.
+
+        Raises `EnvironmentFailed` for an environment that is broken, and `DataError` for a row that it cannot use.
+        """
+        stored = await retry(lambda: get_session(self._store, id), "reading a sample in turns")
+        if stored.session.acts and not stored.session.done:
+            done = await (self._answer(id, stored) if stored.turns else self._begin(id))
+        else:
+            done = stored.session.done
+        if not done:
+            return None
+        info = await complete_sample(self._store, id)
+        await self._pool.close(str(id))
+        return info
+
+    async def _begin(self, id: messages.SampleId) -> bool:
+        """The first answer is the prompt."""
+        tokens = self._dialogue.prompt(f"prompt {id.prompt}", await self._open(id))
+        await self._put(id, 0, messages.Answer(length=len(tokens)), tokens)
+        return False
+
+    async def _open(self, id: messages.SampleId) -> list[dict[str, str]]:
+        """Makes the sample's environment. Returns the chat that the sample begins with."""
+        (row,) = await retry(lambda: self._store.get_prompts([id.prompt]), "reading a prompt")
+        chat = render.messages(self._config.data, f"prompt {id.prompt}", row)
+        return await self._pool.open(str(id), row, chat)
+
+    async def _answer(self, id: messages.SampleId, stored: StoredSession) -> bool:
+        """Answers the last turn. Returns whether it was the sample's last one."""
+        number, turn = len(stored.turns), stored.session.turns[-1]
+        if not self._pool.has(str(id)):
+            await self._rebuild(id, stored)
+        if turn.finish_reason == "length":  # it has no room for another token
+            reward = await self._pool.reward(str(id))
+            await self._put(id, number, messages.Answer(length=0, done=True, reward=reward, cut=True), [])
+            return True
+        last = number == self._settings.max_turns
+        stepped = await self._step(id, stored, self._dialogue.read(stored.turns[-1].tolist()), last=last)
+        done, cut, tokens = stepped.done, last and not stepped.done, []
+        reward = stepped.reward
+        if not (done or last):
+            tokens = self._dialogue.suffix(stepped.messages, int(stored.turns[-1][-1]))
+            if cut := len(stored.response) + len(tokens) >= self._config.rollout.max_response_length:
+                tokens, reward = [], await self._pool.reward(str(id))
+        answer = messages.Answer(
+            length=len(tokens), done=done or cut, reward=reward, calls=list(stepped.calls), cut=cut
+        )
+        await self._put(id, number, answer, tokens)
+        return done or cut
+
+    async def _step(self, id: messages.SampleId, stored: StoredSession, read: Read, *, last: bool) -> Stepped:
+        if self._pool.about.kind != "text" and {call.name for call in read.calls} - self._repeatable:
+            number, attempt = len(stored.turns) - 1, secrets.token_hex(8)
+            first = await retry(lambda: begin_calls(self._store, id, number, attempt), "recording that calls begin")
+            if not first:
+                return _interrupted(read)
+        stepped = await self._pool.step(str(id), read, last=last)
+        self.calls += len(stepped.calls)
+        self.errors += sum(bool(call.error) for call in stepped.calls)
+        return stepped
+
+    async def _rebuild(self, id: messages.SampleId, stored: StoredSession) -> None:
+        """An environment was lost with its process or its worker."""
+        if not self._settings.replay:
+            raise EnvironmentFailed("its environment was lost, and environment.replay is false")
+        await self._open(id)
+        for turn in stored.turns[:-1]:
+            await self._pool.step(str(id), self._dialogue.read(turn.tolist()), last=False)
+        self.rebuilt += len(stored.turns) > 1
+
+    async def _put(self, id: messages.SampleId, number: int, answer: messages.Answer, tokens: Sequence[int]) -> None:
+        await retry(lambda: put_answer(self._store, id, number, answer, tokens), "storing an answer")
+
+
+def _interrupted(read: Read) -> Stepped:
+    """What the policy reads in place of the results."""
+    content = json.dumps({"error": INTERRUPTED})
+    return Stepped(
+        messages=[{"role": "tool", "name": call.name, "content": content} for call in read.calls],
+        calls=[messages.Call(name=call.name, error=INTERRUPTED) for call in read.calls],
+    )

@@ -1,0 +1,112 @@
+"""A pool of processes with environments.
+
+A sample's environment lives in one process until it is closed; plain tools have no state, so any process may call
+them. A request that takes too long kills its process, with the environments of other samples: who needs them rebuilds
+them. A process that ended is replaced when it is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Self
+
+from rhymed.config import Config
+from rhymed.errors import EnvironmentFailed
+from rhymed.inputs.rows import Row
+from rhymed_workers.environment.calls import Read
+from rhymed_workers.environment.process import EnvironmentProcess
+from rhymed_workers.environment.protocol import Answer, Chat, Close, Open, Ready, Request, Step, Stepped
+
+log = logging.getLogger(__name__)
+
+
+class Environments:
+    """`async with Environments(config) as pool:`; raises `EnvironmentFailed` if the user's code cannot be loaded."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._processes: list[EnvironmentProcess] = []
+        self._starting = asyncio.Lock()
+        self.about = Ready()
+
+    async def __aenter__(self) -> Self:
+        first = await EnvironmentProcess.start(self._config)
+        self._processes, self.about = [first], first.ready
+        log.info("%s; tools: %s", first.isolation(), ", ".join(sorted(self.names)) or "none of their own")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(process.kill() for process in self._processes))
+
+    @property
+    def names(self) -> set[str]:
+        """Of the tools."""
+        return {str(tool.get("function", {}).get("name", "")) for tool in self.about.tools}
+
+    @property
+    def idempotent(self) -> set[str]:
+        return set(self.about.idempotent)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes if process.usable]
+
+    def has(self, name: str) -> bool:
+        """Whether the sample's environment lives."""
+        return self.about.kind == "tools" or self._host(name) is not None
+
+    async def open(self, name: str, row: Row, chat: Chat) -> Chat:
+        """Makes the sample's environment anew. Returns the chat that the sample begins with."""
+        if self.about.kind == "tools":
+            return chat
+        await self.close(name)
+        process = await self._least()
+        process.names.add(name)
+        answer = await self._ask(process, Open(name, json.dumps(row, ensure_ascii=False), chat))
+        return answer.chat
+
+    async def step(self, name: str, read: Read, *, last: bool) -> Stepped:
+        """The environment's answer to a turn."""
+        process = await self._least() if self.about.kind == "tools" else self._host(name)
+        if process is None:
+            raise EnvironmentFailed(f"the environment of {name} is lost")
+        answer = await self._ask(process, Step(name, read.text, list(read.calls), read.malformed, last))
+        assert answer.stepped is not None, "a step is answered by one"
+        return answer.stepped
+
+    async def reward(self, name: str) -> float | None:
+        """What the environment gives for what it has seen; None for tools, and for one that rewards its steps."""
+        if self.about.kind != "methods":
+            return None
+        return (await self.step(name, Read(""), last=True)).reward
+
+    async def close(self, name: str) -> None:
+        process = self._host(name)
+        if process is not None:
+            try:
+                await self._ask(process, Close(name))
+            except EnvironmentFailed as error:
+                log.warning("closing the environment of %s: %s", name, error)
+            process.names.discard(name)
+
+    async def _ask(self, process: EnvironmentProcess, request: Request) -> Answer:
+        try:
+            return await process.ask(request)
+        finally:
+            if not process.usable and process in self._processes:
+                self._processes.remove(process)
+                await process.kill()
+
+    def _host(self, name: str) -> EnvironmentProcess | None:
+        return next((one for one in self._processes if name in one.names and one.usable), None)
+
+    async def _least(self) -> EnvironmentProcess:
+        """The process with the least to do; a new one while there may be more and all have something to do."""
+        async with self._starting:
+            self._processes = [one for one in self._processes if one.usable]
+            most = self._config.environment.processes
+            if len(self._processes) < most and all(one.waiting or one.names for one in self._processes):
+                self._processes.append(await EnvironmentProcess.start(self._config))
+            return min(self._processes, key=lambda one: (one.waiting, len(one.names)))
