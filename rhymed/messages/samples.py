@@ -51,6 +51,18 @@ class Drafting(Part, frozen=True):
     kept: Count = 0  # length of their prefix that was accepted
 
 
+class Fork(Part, frozen=True, kw_only=True):
+    """Where another row of a sample begins, as when its program rewrites the conversation.
+
+    The row's tokens are the first `shared` tokens of row `row`, its prompt included, and the response tokens from
+    `start` to the next fork. Row 0 is the sample's prompt and what follows it.
+    """
+
+    start: Count  # in the response tokens
+    row: Count  # an earlier one
+    shared: Count  # tokens
+
+
 class SampleInfo(Part, frozen=True, kw_only=True):
     """A generated sample without its tokens."""
 
@@ -64,6 +76,7 @@ class SampleInfo(Part, frozen=True, kw_only=True):
     ahead: tuple[Count, Count] = (0, 0)  # (carried, kept), see Drafting; never stored
     turns: list[Count] = []  # its tokens in runs: the policy's, its environment's, in turn; empty: all the policy's
     earned: float | None = None  # the reward that its environment gave; None: it gave none
+    forks: list[Fork] = []  # in the order of their starts, where a run of `turns` begins; empty: it has one row
 
     @property
     def learned(self) -> int:
@@ -88,9 +101,14 @@ class Call(Part, Worded, frozen=True, kw_only=True):
 
 
 class Answer(Part, frozen=True, kw_only=True):
-    """What an environment answered, without its tokens. The first answer of a sample is its prompt."""
+    """What an environment answered, without its tokens. The first answer of a sample is its prompt.
+
+    The next turn's prompt is the first `kept` tokens of what turn `after` ends, and the answer's tokens.
+    """
 
     length: Count  # tokens
+    after: Count | None = None  # a turn; None: the one before
+    kept: Count | None = None  # tokens; None: all of them
     done: bool = False  # the policy writes no other turn
     reward: float | None = None
     calls: list[Call] = []
