@@ -16,6 +16,7 @@ from rhymed.migrate.trl.rewards import named_rewards, script_rewards
 from rhymed.migrate.trl.rows import script_rows, yaml_rows
 from rhymed.migrate.trl.script import Script, settings, trainer_call
 from rhymed.migrate.trl.table import TRL
+from rhymed.migrate.trl.tools import script_tools
 from rhymed.migrate.values import typed
 from rhymed.migrate.verl.table import VERL
 
@@ -33,7 +34,7 @@ class Migration:
     version: str
     puts: dict[str, tuple[Any, str]]  # key of ours -> value, comment
     notes: list[Note]  # in the order of `VERDICTS`
-    module: str = ""  # text of the module with the script's reward functions; empty: there is none
+    modules: dict[Path, str]  # files for what is copied from a script, and their texts
 
     @property
     def values(self) -> dict[str, Any]:
@@ -49,9 +50,10 @@ class Migration:
         return []
 
 
-def migrate(sources: Sequence[str], module: Path, gpus: int | None = None) -> Migration:
-    """`sources`: files, and settings like `data.train_batch_size=64`; later ones win. `module`: the file that will
-    have the reward functions of a script. `gpus` of a machine: None as the source has it. Raises `ConfigError`."""
+def migrate(sources: Sequence[str], out: Path, gpus: int | None = None) -> Migration:
+    """`sources`: files, and settings like `data.train_batch_size=64`; later ones win. `out`: the file of the
+    configuration, next to which the functions of a script will be: OUT_rewards.py, OUT_tools.py. `gpus` of a machine:
+    None as the source has it. Raises `ConfigError`."""
     found = _Found()
     for source in sources:
         found.read(source)
@@ -59,8 +61,8 @@ def migrate(sources: Sequence[str], module: Path, gpus: int | None = None) -> Mi
         found.given["processes"] = gpus
     table = found.table
     assert table is not None, "each source is of one of them"
-    items = [*table.apply(found.for_table()), *((item, "", False) for item in found.apart(module))]
-    return Migration(table.framework, table.version, _puts(items), _notes(items), found.module)
+    items = [*table.apply(found.for_table()), *((item, "", False) for item in found.apart(out))]
+    return Migration(table.framework, table.version, _puts(items), _notes(items), found.modules)
 
 
 class _Found:
@@ -68,7 +70,7 @@ class _Found:
         self.given: dict[str, Any] = {}
         self.table: Table | None = None
         self.script: Script | None = None
-        self.module = ""
+        self.modules: dict[Path, str] = {}
 
     def read(self, source: str) -> None:
         path = Path(source)
@@ -112,8 +114,8 @@ class _Found:
     def for_table(self) -> dict[str, Any]:
         return {name: value for name, value in self.given.items() if self.table is VERL or name not in APART}
 
-    def apart(self, module: Path) -> list[Item]:
-        """Rows and rewards of TRL, which are no settings there."""
+    def apart(self, out: Path) -> list[Item]:
+        """Rows, rewards and tools of TRL, which are no settings there."""
         if self.table is VERL:
             return []
         weights, notes = self.given.get("reward_weights"), list[Item]()
@@ -124,16 +126,19 @@ class _Found:
         if self.script is None:
             return [*yaml_rows(self.given), *named_rewards(self.given.get("reward_funcs"), weights), *notes]
         trainer = trainer_call(self.script)
-        rewards, self.module = script_rewards(self.script, trainer, module, weights)
+        rewards, tools = (out.with_name(f"{out.stem}_{what}.py") for what in ("rewards", "tools"))
+        found, text = script_rewards(self.script, trainer, rewards, weights)
+        environment, code = script_tools(self.script, trainer, tools)
+        self.modules = {file: text for file, text in ((rewards, text), (tools, code)) if text}
         if (
             "args" in trainer
             and not self.script.calls("GRPOConfig")
             and len(self.given) == len(settings(self.script))
         ):
             why = "the script takes GRPOConfig from its command line: give that as well, e.g. train.py run.sh"
-            rewards.append(Note("args", "unknown", why))
+            found.append(Note("args", "unknown", why))
         rows = script_rows(self.script, trainer) if "train_dataset" in trainer else yaml_rows(self.given)
-        return [*rows, *rewards, *notes]
+        return [*rows, *found, *environment, *notes]
 
 
 Found: TypeAlias = tuple[Item, str, bool]

@@ -18,12 +18,12 @@ from rhymed.migrate.toml import document
 
 SOURCES = Path(__file__).parent / "sources"
 SHORT = ("-o", "rollout.max_prompt_length=64", "-o", "rollout.max_response_length=64")
-MODULE = Path("mine_rewards.py")
+OUT, MODULE = Path("mine.toml"), Path("mine_rewards.py")
 
 
 def translated(*sources: str, gpus: int | None = None) -> Migration:
     return migrate(
-        [str(SOURCES / source) if (SOURCES / source).is_file() else source for source in sources], MODULE, gpus
+        [str(SOURCES / source) if (SOURCES / source).is_file() else source for source in sources], OUT, gpus
     )
 
 
@@ -93,10 +93,10 @@ def test_reward_functions_are_copied_with_what_they_use(tmp_path: Path, monkeypa
         {"scorer": "mine_rewards.py:reward_2"},
     ]
     assert found.values["reward.scorers"][2]["scorer"] == "format"
-    assert "torch" not in found.module
-    assert "# one per completion" in found.module  # the text is that of the script
+    assert "torch" not in found.modules[MODULE]
+    assert "# one per completion" in found.modules[MODULE]  # the text is that of the script
     names: dict[str, Any] = {}
-    exec(compile(found.module, "mine_rewards.py", "exec"), names)
+    exec(compile(found.modules[MODULE], "mine_rewards.py", "exec"), names)
     said = [[{"role": "assistant", "content": "it is 1,200"}], [{"role": "assistant", "content": "7" * 500}]]
     assert names["correct"](prompts=[], completions=said, answer=["1200", "3"]) == [1.0, 0.0]
     assert names["reward_2"](completions=said) == [0.1, 0.0]
@@ -111,12 +111,12 @@ def test_a_reward_of_another_file_is_named_there(tmp_path: Path) -> None:
         "    options = dict(learning_rate=args.lr, num_generations=4)\n"
         "    GRPOTrainer('some/model', [right, wrong], args=GRPOConfig('out', **options), train_dataset=args.data)\n"
     )
-    found = migrate([str(script)], MODULE)
+    found = migrate([str(script)], OUT)
     assert [row["scorer"] for row in found.values["reward.scorers"]] == [
         f"{tmp_path}/scoring.py:right",
         "other.package:wrong",
     ]
-    assert found.module == ""
+    assert found.modules == {}
     assert reasons(found, "unknown")["learning_rate"] == "it is `args.lr`: set trainer.lr"
     assert "args.data" in reasons(found, "unknown")["train_dataset"]
     subset(found, rollout__group_size=4, model__path="some/model", data__path="rows.jsonl")
@@ -129,10 +129,10 @@ def test_a_weight_stays_with_its_reward_where_another_one_cannot_be_used(tmp_pat
         "def near(completions, **columns): return [1.0] * len(completions)\n"
         "GRPOTrainer('m', ['some/reward-model', near], args=GRPOConfig('out', reward_weights=[0.1, 2]))\n"
     )
-    found = migrate([str(script)], MODULE)
+    found = migrate([str(script)], OUT)
     assert found.values["reward.scorers"] == [{"scorer": "mine_rewards.py:near", "weight": 2.0}]
     script.write_text(script.read_text().replace("[0.1, 2]", "args.weights"))
-    assert "`args.weights`" in reasons(migrate([str(script)], MODULE), "unknown")["reward_weights"]
+    assert "`args.weights`" in reasons(migrate([str(script)], OUT), "unknown")["reward_weights"]
 
 
 def test_options_of_a_shell_script_end_with_their_command(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_options_of_a_shell_script_end_with_their_command(tmp_path: Path) -> Non
         "trl grpo --epsilon 0.1\necho done\ntrl grpo --top_p 0.9 2>&1 | tee log\n"
     )
     subset(
-        migrate([str(script)], MODULE),
+        migrate([str(script)], OUT),
         trainer__lr=3e-6, rollout__group_size=4, trainer__clip_eps_low=0.1, rollout__top_p=0.9,
     )  # fmt: skip
 
@@ -166,16 +166,16 @@ def test_functions_inside_of_others_and_settings_of_the_command_line(tmp_path: P
         "    args, training_args = TrlParser(()).parse_args_and_config()\n"
         "    main()\n"
     )
-    found = migrate([str(script)], MODULE)
+    found = migrate([str(script)], OUT)
     names: dict[str, Any] = {}
-    exec(compile(found.module, "mine_rewards.py", "exec"), names)
+    exec(compile(found.modules[MODULE], "mine_rewards.py", "exec"), names)
     assert names["near"](["ab", "abcd"]) == [1.0, 0.0]
     assert "mine_rewards.py uses args, which only the script has" in reasons(found, "unknown")["reward_funcs"]
     assert "command line" in reasons(found, "unknown")["args"]
     (tmp_path / "run.sh").write_text(
         "accelerate launch train.py --learning_rate 2e-6 \\\n  --num_generations 4 --bf16\n"
     )
-    both = migrate([str(script), str(tmp_path / "run.sh")], MODULE)
+    both = migrate([str(script), str(tmp_path / "run.sh")], OUT)
     subset(both, trainer__lr=2e-6, rollout__group_size=4)
     assert "args" not in reasons(both, "unknown")
 
@@ -290,7 +290,7 @@ def test_hydra_yaml_of_verl() -> None:
 @pytest.mark.parametrize("mode", ["vanilla", "gspo", "cispo", "geo_mean", "sapo"])
 def test_every_algorithm_of_verl_is_one_that_is_accepted(estimator: str, mode: str) -> None:
     given = [f"algorithm.adv_estimator={estimator}", f"actor_rollout_ref.actor.policy_loss.loss_mode={mode}"]
-    found = migrate([*given, "actor_rollout_ref.rollout.n=4", "data.train_batch_size=256"], MODULE)
+    found = migrate([*given, "actor_rollout_ref.rollout.n=4", "data.train_batch_size=256"], OUT)
     assert found.problems() == []
 
 
@@ -316,12 +316,12 @@ def test_every_algorithm_of_verl_is_one_that_is_accepted(estimator: str, mode: s
 def test_sources_that_cannot_be_used(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError) as error:
-        migrate([str(tmp_path / name)], MODULE)
+        migrate([str(tmp_path / name)], OUT)
     assert message in str(error.value)
     with pytest.raises(ConfigError, match="no such file"):
-        migrate([str(tmp_path / "missing.py")], MODULE)
+        migrate([str(tmp_path / "missing.py")], OUT)
     with pytest.raises(ConfigError, match="sources before it are of TRL"):
-        migrate([str(SOURCES / "grpo.yaml"), "data.train_batch_size=4"], MODULE)
+        migrate([str(SOURCES / "grpo.yaml"), "data.train_batch_size=4"], OUT)
 
 
 def test_nothing_is_executed(tmp_path: Path) -> None:
@@ -330,8 +330,8 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
     (tmp_path / "b.sh").write_text(
         f"touch {mark}; x=$(touch {mark}) python train.py trainer.total_epochs=$(touch {mark})\n"
     )
-    migrate([str(tmp_path / "a.py")], MODULE)
-    migrate([str(tmp_path / "b.sh")], MODULE)
+    migrate([str(tmp_path / "a.py")], OUT)
+    migrate([str(tmp_path / "b.sh")], OUT)
     assert not mark.exists()
 
 

@@ -44,17 +44,17 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.migrate.toml import document
 
     out: Path | None = arguments.out
-    module = (out or Path("mine.toml")).with_name(f"{(out or Path('mine.toml')).stem}_rewards.py")
     if arguments.gpus is not None and arguments.gpus < 0:
         raise ConfigError(f"--gpus {arguments.gpus}: a number of GPUs, or 0 for processors")
-    migration = migrate(arguments.source, module, arguments.gpus)
+    migration = migrate(arguments.source, out or Path("mine.toml"), arguments.gpus)
     text = document(migration, " ".join(Path(source).name for source in arguments.source))
     if out is None:
         show(text, end="")
-        if migration.module:
-            show(f"rhymed: with -o FILE the script's reward functions are copied, too: {module}", file=sys.stderr)
+        if migration.modules:
+            names = ", ".join(map(str, migration.modules))
+            show(f"rhymed: with -o FILE the script's functions are copied, too: {names}", file=sys.stderr)
         return 0
-    files = {out: text, **({module: migration.module} if migration.module else {})}
+    files = {out: text, **migration.modules}
     _write(files, force=arguments.force)
     for line in _report(migration, list(files), out):
         show(line)
@@ -80,8 +80,9 @@ def _report(migration: Migration, files: list[Path], out: Path) -> Iterator[str]
 
     yield from (f"wrote {file}" for file in files)
     yield f"\n{len(migration.puts)} settings translated from {migration.framework} {migration.version}"
-    if migration.module:
-        yield f"reward functions are in {files[-1]}, unchanged: TRL's parameters are known here"
+    for file in migration.modules:
+        what = "tools and environments" if file.stem.endswith("_tools") else "reward functions"
+        yield f"{what} are in {file}, unchanged: TRL's conventions are known here"
     for verdict, title in VERDICTS.items():
         notes = [note for note in migration.notes if note.verdict == verdict]
         if notes and verdict == "dropped":

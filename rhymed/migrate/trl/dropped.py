@@ -8,7 +8,6 @@ DROPPED = {
         ("vespo_*", "sapo_*", "ref_model_*", "entropy_*"), "it belongs to a setting that is named above, or off"
     ),
     "disable_dropout": "the trainer computes without dropout",
-    "max_tool_calling_iterations": "there are no calls of tools",
     **dict.fromkeys(
         ("logging_*", "log_*", "debug", "skip_memory_metrics", "num_completions_to_print", "disable_tqdm"),
         "every step is logged",

@@ -1,21 +1,19 @@
 """The reward functions of a script: where each can be named, or the text of a module that has it alone.
 
 A scoring process imports the file of a reward. A training script would start to train there, so its functions are
-copied to a module of their own, with the imports, constants and functions that they use; their text is unchanged.
+copied to a module of their own (`copies`).
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
-import symtable
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from rhymed.migrate.entries import Item, Note, Put
+from rhymed.migrate.trl.copies import Copied, module_text, undefined
 from rhymed.migrate.trl.script import Script, callee
 
 THINK = r"<think>(?!.*<think>)(.*?)</think>.*"
@@ -32,8 +30,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
 class Rewards:
     scorers: list[dict[str, Any]] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    copied: list[ast.expr] = field(default_factory=list)  # expressions whose functions must be copied
-    names: list[str] = field(default_factory=list)  # that they get in the module
+    copied: Copied = field(default_factory=Copied)
 
 
 def script_rewards(
@@ -50,8 +47,8 @@ def script_rewards(
         found.scorers[before:] = (_weighted(scorer, weights, number) for scorer in found.scorers[before:])
     if not found.scorers:
         return [*found.notes, _missing("none of reward_funcs can be used")], ""
-    text = _module(script, found) if found.copied else ""
-    if missing := _undefined(text):
+    text = module_text(script, found.copied, "Reward functions")
+    if missing := undefined(text):
         why = f"{module} uses {', '.join(missing)}, which only the script has when it runs: write that there"
         found.notes.append(Note("reward_funcs", "unknown", why))
     return [*found.notes, *_section(found.scorers)], text
@@ -93,7 +90,7 @@ def _section(scorers: list[dict[str, Any]]) -> Iterator[Item]:
 def _add(found: Rewards, script: Script, node: ast.expr, module: Path) -> None:
     inner = script.follow(node)
     name = inner.id if isinstance(inner, ast.Name) else callee(inner) if isinstance(inner, ast.Call) else ""
-    origin = _imported(script, name)
+    origin = imported(script, name)
     if isinstance(inner, ast.Constant):
         why = "a reward model is not called by name: call it in a function of yours"
         found.notes.append(Note(f"reward_funcs {inner.value!r}", "unsupported", why))
@@ -108,9 +105,8 @@ def _add(found: Rewards, script: Script, node: ast.expr, module: Path) -> None:
     elif isinstance(inner, ast.Name) and name not in script.functions:
         found.notes.append(Note("reward_funcs", "unknown", f"`{name}` is not defined in the script: add its scorer"))
     else:
-        alias = name if isinstance(inner, ast.Name) else f"reward_{len(found.copied) + 1}"
-        found.copied.append(inner)
-        found.names.append(alias)
+        alias = name if isinstance(inner, ast.Name) else f"reward_{len(found.copied.nodes) + 1}"
+        found.copied.add(inner, alias)
         found.scorers.append({"scorer": f"{module}:{alias}"})
 
 
@@ -125,7 +121,7 @@ def _trl(script: Script, node: ast.expr, name: str) -> dict[str, Any] | None:
     return BUILT_IN.get(name) if isinstance(node, ast.Name) else None
 
 
-def _imported(script: Script, name: str) -> str:
+def imported(script: Script, name: str) -> str:
     """The module that the name comes from; empty: none."""
     for node in ast.walk(script.tree):
         if isinstance(node, ast.ImportFrom) and any((each.asname or each.name) == name for each in node.names):
@@ -140,106 +136,3 @@ def _place(script: Script, module: str) -> str:
     """A file next to the script, or the module."""
     file = script.path.parent / f"{module.lstrip('.').replace('.', '/')}.py"
     return str(file) if file.is_file() else module
-
-
-# The module
-
-
-def _module(script: Script, found: Rewards) -> str:
-    needed: set[str] = set()
-    statements = _closure(script, found.copied, needed)
-    imports, others = [], []
-    for statement in statements:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            kept = [each for each in statement.names if (each.asname or each.name).partition(".")[0] in needed]
-            imports.append(ast.unparse(_import_of(statement, kept)))
-        else:
-            others.append(_text(script, statement))
-    for node, alias in zip(found.copied, found.names, strict=True):
-        if not isinstance(node, ast.Name):
-            others.append(f"{alias} = {ast.unparse(node)}")
-    head = f'"""Reward functions of {script.path.name}, unchanged."""'
-    return "\n\n\n".join([*(("\n".join([head, "", *imports]),) if imports else (head,)), *others]) + "\n"
-
-
-def _import_of(statement: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> ast.stmt:
-    if isinstance(statement, ast.Import):
-        return ast.Import(names)
-    return ast.ImportFrom(statement.module, names, statement.level)
-
-
-def _text(script: Script, statement: ast.stmt) -> str:
-    """As it is written, with its decorators and comments."""
-    decorators = getattr(statement, "decorator_list", [])
-    first = min([statement.lineno, *(each.lineno for each in decorators)])
-    return textwrap.dedent("\n".join(script.path.read_text().splitlines()[first - 1 : statement.end_lineno]))
-
-
-def _closure(script: Script, roots: list[ast.expr], needed: set[str]) -> list[ast.stmt]:
-    """Statements of the module that define what the expressions use, in the order of the file."""
-    defined: dict[str, list[ast.stmt]] = {}
-    scope = _scope(script, roots)
-    for statement in scope:
-        for name in _defines(statement):
-            defined.setdefault(name, []).append(statement)
-    chosen: list[ast.stmt] = []
-    todo: list[ast.AST] = list(roots)
-    while todo:
-        for node in ast.walk(todo.pop()):
-            if isinstance(node, ast.Name) and node.id not in needed and node.id not in vars(builtins):
-                needed.add(node.id)
-                new = [statement for statement in defined.get(node.id, []) if statement not in chosen]
-                chosen += new
-                todo += new
-    return [statement for statement in scope if statement in chosen]
-
-
-def _scope(script: Script, roots: list[ast.expr]) -> list[ast.stmt]:
-    """Statements outside of functions, and of the function, or of the part that only runs as a script, in which a
-    reward function is defined."""
-    scope = _flat([statement for statement in script.tree.body if not _is_main(statement)])
-    for root in roots:
-        names = {node.id for node in ast.walk(root) if isinstance(node, ast.Name)} & script.functions.keys()
-        for outer in ast.walk(script.tree):
-            if isinstance(outer, ast.FunctionDef) or _is_main(outer):
-                body = _flat(outer.body)
-                scope += body if any(script.functions[name] in body for name in names) else []
-    return sorted(dict.fromkeys(scope), key=lambda statement: statement.lineno)
-
-
-def _is_main(node: ast.AST) -> TypeGuard[ast.If]:
-    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-
-
-def _flat(body: list[ast.stmt]) -> list[ast.stmt]:
-    """With those inside `if`, `try` and `with`."""
-    found: list[ast.stmt] = []
-    for statement in body:
-        found.append(statement)
-        if isinstance(statement, ast.If | ast.Try | ast.With):
-            found += _flat([*statement.body, *getattr(statement, "orelse", [])])
-    return found
-
-
-def _undefined(text: str) -> list[str]:
-    """Names that the module's functions use and nothing defines."""
-    table = symtable.symtable(text, "rewards", "exec")
-    own = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
-    own |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_namespace()} | set(vars(builtins))
-    used = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
-    todo = table.get_children()
-    while todo:
-        inner = todo.pop()
-        used |= {symbol.get_name() for symbol in inner.get_symbols() if symbol.is_global()}
-        todo += inner.get_children()
-    return sorted(used - own - {"__file__", "__name__"})
-
-
-def _defines(statement: ast.stmt) -> Iterator[str]:
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield statement.name
-    elif isinstance(statement, ast.Import | ast.ImportFrom):
-        yield from ((each.asname or each.name).partition(".")[0] for each in statement.names)
-    elif isinstance(statement, ast.Assign | ast.AnnAssign):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))

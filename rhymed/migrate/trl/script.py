@@ -29,7 +29,10 @@ LORA = {
 LORA_DEFAULTS = {"lora_r": 8, "lora_alpha": 8}
 """Of PEFT's LoraConfig."""
 
-APART = ("model", "args", "reward_funcs", "train_dataset", "eval_dataset", "peft_config")
+APART = (
+    *("model", "args", "reward_funcs", "train_dataset", "eval_dataset", "peft_config"),
+    *("tools", "environment_factory"),
+)
 """Arguments of the trainer that are read on their own."""
 
 

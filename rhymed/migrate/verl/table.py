@@ -6,7 +6,7 @@ from typing import Any
 
 from rhymed.migrate.entries import Entry, Put, Table, flag, same, unless
 from rhymed.migrate.values import run_name
-from rhymed.migrate.verl import parts
+from rhymed.migrate.verl import parts, turns
 from rhymed.migrate.verl.loss import DEFAULTS as LOSS_DEFAULTS
 from rhymed.migrate.verl.loss import ENTRIES as LOSS_ENTRIES
 from rhymed.migrate.verl.parts import ACTOR, MODEL, OPTIM, ROLLOUT
@@ -149,7 +149,16 @@ ENTRIES = (
     unless("data.shuffle", True, "unsupported", "prompts are shuffled in every epoch, by run.seed"),
     flag("reward.reward_model.enable", "unsupported", "a reward model is called by a function of yours"),
     flag("reward_model.enable", "unsupported", "a reward model is called by a function of yours"),
-    flag(f"{ROLLOUT}.multi_turn.enable", "unsupported", "responses are one turn of text, without calls of tools"),
+    Entry(
+        tuple(f"{ROLLOUT}.multi_turn.{name}" for name in ("enable", "function_tool_path", "tool_config_path")),
+        ("environment.tools",),
+        turns.tools,
+    ),
+    Entry(
+        tuple(f"{ROLLOUT}.multi_turn.{name}" for name in ("enable", "max_assistant_turns", "format")),
+        ("environment.max_turns",),
+        turns.limits,
+    ),
     flag("data.custom_cls.path", "unsupported", "rows are read from files: write the ones that your class makes"),
     flag(
         "data.apply_chat_template_kwargs", "unsupported", "name a template with these values in model.chat_template"
