@@ -1,17 +1,17 @@
-"""What a program passes as objects, as files of the run's folder: rows as JSONL, reward functions as modules."""
+"""What a program passes as objects, as files of the run's folder: rows as JSONL, functions as modules."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from rhymed import atomic
-from rhymed.api.source import module_text
+from rhymed.api.source import module_text, tools_text
 from rhymed.errors import DataError, RunMismatch
 from rhymed.text import short
 
@@ -96,13 +96,28 @@ def write_scorer(function: Callable[..., Any], folder: Path) -> str:
     if place := _place(function):
         return place
     text, name = module_text(function)
+    return f"{_written(text, name, folder)}:{name}"
+
+
+def write_tools(tools: Sequence[Callable[..., Any]], folder: Path, what: str) -> str:
+    """`file.py:a,b` of functions or a class: their own file if all are importable from there, else a copy in this
+    folder. `what`: the argument that has them. Raises `EnvironmentFailed`."""
+    places = [_place(tool).rpartition(":") for tool in tools]
+    if len({file for file, _, _ in places}) == 1 and places[0][0]:
+        return f"{places[0][0]}:{','.join(name for _, _, name in places)}"
+    text, names = tools_text(tools, what)
+    return f"{_written(text, what, folder)}:{','.join(names)}"
+
+
+def _written(text: str, name: str, folder: Path) -> Path:
+    """A module with this text, whose name is free."""
     for number in itertools.count(1):
         file = folder / (f"{name}.py" if number == 1 else f"{name}_{number}.py")
         if not file.exists():
             folder.mkdir(parents=True, exist_ok=True)
             atomic.write(file, text)
         if file.read_text() == text:
-            return f"{file}:{name}"
+            return file
     raise AssertionError("there is always a next number")
 
 

@@ -1,6 +1,6 @@
-"""A function of a notebook or script, with everything that it needs of its module, as the text of a module.
+"""Functions of a notebook or script, with everything that they need of their module, as the text of a module.
 
-Copied are the function, the functions and classes of the same module that it uses, and values of Python's literal
+Copied are the functions, the functions and classes of the same module that they use, and values of Python's literal
 types, as they are now. Modules, and what comes from them, are imported by the text. Other values cannot be written
 down: the error names the value. Starts nothing, writes nothing.
 """
@@ -16,12 +16,13 @@ import re
 import symtable
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from rhymed.errors import RewardError
+from rhymed.errors import EnvironmentFailed, RewardError
 from rhymed.text import short
 
 IN_A_FILE = 'write it into a file, and name it as "file.py:function"'
@@ -29,17 +30,40 @@ LITERAL_CHARS = 4 << 20  # of one copied value
 
 
 def module_text(function: Callable[..., Any]) -> tuple[str, str]:
-    """The module's text, and the name of the function in it. Raises `RewardError`."""
+    """The module's text, and the name of the reward function in it. Raises `RewardError`."""
+    try:
+        return _module_text(function)
+    except _Uncopied as error:
+        raise RewardError(f"reward: {error}") from None
+
+
+def tools_text(tools: Sequence[Callable[..., Any]], what: str) -> tuple[str, list[str]]:
+    """The text of a module with these functions or classes, and their names. `what`: the argument, for errors. Raises
+    `EnvironmentFailed`."""
+    home = next((str(tool.__module__) for tool in tools if _importable(tool) is None), str(tools[0].__module__))
+    writer, names = _Writer(home, annotated=True), [str(getattr(tool, "__name__", "")) for tool in tools]
+    try:
+        for name, tool in zip(names, tools, strict=True):
+            if inspect.ismethod(tool) or not (inspect.isclass(tool) or _code_of(tool)) or name == "<lambda>":
+                raise _Uncopied(f"{short(tool)} is no function with a name, nor a class: use def, or {IN_A_FILE}")
+            writer.need(name, tool, what)
+    except _Uncopied as error:
+        raise EnvironmentFailed(f"{what}: {error}") from None
+    code = _code_of(tools[0])
+    return writer.text(code.co_filename if code else inspect.getfile(tools[0])), names
+
+
+def _module_text(function: Callable[..., Any]) -> tuple[str, str]:
     inner, given = _unpacked(function)
     code = _code_of(inner)
     if code is None or inspect.ismethod(inner):
-        raise RewardError(
-            f"reward: {short(inner)} is not a plain function, which could be copied to the scoring processes: define"
-            f" a function with def, or {IN_A_FILE}"
+        raise _Uncopied(
+            f"{short(inner)} is not a plain function, which could be copied to its processes: define a function with"
+            f" def, or {IN_A_FILE}"
         )
     name = str(inner.__name__)
     if name == "<lambda>":
-        raise RewardError("reward: a lambda has no name and cannot be copied to the scoring processes: use def")
+        raise _Uncopied("a lambda has no name and cannot be copied to its processes: use def")
     writer = _Writer(str(inner.__module__))
     writer.define(name, inner)
     if given:
@@ -48,12 +72,16 @@ def module_text(function: Callable[..., Any]) -> tuple[str, str]:
     return writer.text(code.co_filename), name
 
 
+class _Uncopied(Exception):
+    """Why something cannot be copied."""
+
+
 def _unpacked(function: Any) -> tuple[Any, dict[str, Any]]:
     """The function inside partials, and the keywords that they give."""
     given: dict[str, Any] = {}
     while isinstance(function, functools.partial):
         if function.args:
-            raise RewardError("reward: functools.partial with values by position cannot be copied: give them by name")
+            raise _Uncopied("functools.partial with values by position cannot be copied: give them by name")
         given, function = {**function.keywords, **given}, function.func
     return function, given
 
@@ -61,9 +89,10 @@ def _unpacked(function: Any) -> tuple[Any, dict[str, Any]]:
 class _Writer:
     """Collects the parts of the module, each after those that it uses when it is defined."""
 
-    def __init__(self, home: str) -> None:
+    def __init__(self, home: str, *, annotated: bool = False) -> None:
+        """`annotated`: with what annotations name, from which schemas of tools are made."""
         self.parts: list[str] = []
-        self._home = home
+        self._home, self._annotated = home, annotated
         self._imports: dict[str, None] = {}
         self._folders: dict[str, None] = {}  # from which modules are imported
         self._known: dict[str, Any] = {}
@@ -81,13 +110,13 @@ class _Writer:
         if not self._is_new(name, value):
             return
         source = _source(value)
-        for used in _used_names(source):
+        for used in _used_names(source, annotated=self._annotated):
             found, other = _look_up(used, value, self._home)
             if found:
-                self._need(used, other, name)
+                self.need(used, other, name)
         self.parts.append(source)
 
-    def _need(self, name: str, value: Any, user: str) -> None:
+    def need(self, name: str, value: Any, user: str) -> None:
         if isinstance(value, ModuleType):
             if self._is_new(name, value):
                 self._import(value.__name__, f"import {value.__name__}", name)
@@ -102,8 +131,8 @@ class _Writer:
             if self._is_new(name, value):
                 self._import(origin[0], f"from {origin[0]} import {origin[1]}", name)
         else:
-            raise RewardError(
-                f"reward: {user} uses {name}, a {type(value).__name__}, which cannot be copied to the scoring"
+            raise _Uncopied(
+                f"{user} uses {name}, a {type(value).__name__}, which cannot be copied to its"
                 f" processes: create it inside the function, or {IN_A_FILE}"
             )
 
@@ -122,9 +151,7 @@ class _Writer:
             self._known[name] = value
             return True
         if self._known[name] is not value:
-            raise RewardError(
-                f"reward: it needs two different values that are both called {name}: rename one of them"
-            )
+            raise _Uncopied(f"it needs two different values that are both called {name}: rename one of them")
         return False
 
 
@@ -147,10 +174,10 @@ def _look_up(name: str, user: Any, home: str) -> tuple[bool, Any]:
     return False, None
 
 
-def _used_names(source: str) -> list[str]:
-    """Names that the definition does not bind itself, in order, those of annotations of functions left out."""
+def _used_names(source: str, *, annotated: bool) -> list[str]:
+    """Names that the definition does not bind itself, in order. `annotated`: with those of functions' annotations."""
     tree = ast.parse(source)
-    for node in ast.walk(tree):
+    for node in () if annotated else ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.returns = None
         elif isinstance(node, ast.arg):
@@ -171,9 +198,8 @@ def _source(value: Any) -> str:
         text = _class_source(value) if inspect.isclass(value) else textwrap.dedent(inspect.getsource(value))
         ast.parse(text)
     except (OSError, TypeError, SyntaxError):
-        raise RewardError(
-            f"reward: the source of {value.__name__} cannot be read, so it cannot be copied to the scoring processes:"
-            f" {IN_A_FILE}"
+        raise _Uncopied(
+            f"the source of {value.__name__} cannot be read, so it cannot be copied to its processes: {IN_A_FILE}"
         ) from None
     return text.rstrip()
 
@@ -222,7 +248,7 @@ def _local_folder(module: str) -> str:
 
 def _needed_literal(name: str, value: Any) -> str:
     if (literal := _literal(value)) is None:
-        raise RewardError(f"reward: functools.partial gives {name} = {short(value)}, which cannot be copied")
+        raise _Uncopied(f"functools.partial gives {name} = {short(value)}, which cannot be copied")
     return literal
 
 
@@ -233,8 +259,19 @@ def _literal(value: Any) -> str | None:
     text = repr(value)
     if len(text) > LITERAL_CHARS:
         return None
+    if type(value).__module__ == "typing":
+        return _annotation(value, text)
     try:
         copy = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     return text if type(copy) is type(value) and copy == value else None
+
+
+def _annotation(value: Any, text: str) -> str | None:
+    """Of an alias like Literal["up", "down"], whose text is Python if it names only what is in typing or built in."""
+    try:
+        same = eval(text, {"typing": typing}) == value
+    except (SyntaxError, NameError, AttributeError, TypeError):
+        return None
+    return text.replace("typing.", "__import__('typing').") if same else None

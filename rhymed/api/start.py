@@ -20,6 +20,7 @@ from rhymed.errors import ConfigError
 from rhymed.run.folder import no_run, numbered
 from rhymed.run.layout import layout_of
 from rhymed.run.redact import write_config
+from rhymed.text import short
 
 Reward: TypeAlias = "str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | Mapping[str, Any]"
 Rows: TypeAlias = Any
@@ -49,12 +50,15 @@ class Asked:
     eval_dataset: Rows
     reward: Reward | None
     keywords: Mapping[str, Any]
+    tools: Sequence[Callable[..., Any]] | str | None = None
+    environment_factory: Callable[..., Any] | str | None = None
 
     def read(self, folder: Path | None, earlier: Path | None = None) -> Config:
         """The configuration. Files of objects are written into `folder`; None: nothing is written, and their paths
         are only placeholders. `earlier`: the configuration of a run to resume. Raises `RhymedError`."""
         changes = {**self._given(), **self._model(), **settings.read(self.keywords)}
         changes |= self._dataset(folder) | self._eval_dataset(folder) | self._reward(folder)
+        changes |= self._environment(folder)
         for key, written in (("reward.scorers", _with_scorers), ("reward.scorer", _scorer)):
             if key in changes:
                 changes[key] = written(changes[key], folder)
@@ -110,6 +114,14 @@ class Asked:
             return {"reward.scorers": [], "reward.args": {}, "reward.scorer": self.reward}
         unset = {f"reward.{name}": Section.model_fields[name].default for name in ("scorer", "args")}
         return {**unset, "reward.scorers": [{"scorer": one} for one in self.reward]}
+
+    def _environment(self, folder: Path | None) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
+        if self.tools is not None:
+            changes["environment.tools"] = _tools(self.tools, folder, "tools")
+        if self.environment_factory is not None:
+            changes["environment.factory"] = _tools(self.environment_factory, folder, "environment_factory")
+        return changes
 
 
 def start(asked: Asked) -> Job:
@@ -211,3 +223,13 @@ def _scorer(scorer: Any, folder: Path | None) -> Any:
         return scorer
     name = getattr(scorer, "__name__", "reward")
     return inputs.write_scorer(scorer, folder) if folder is not None else f"{PENDING}.py:{name}"
+
+
+def _tools(given: Any, folder: Path | None, what: str) -> str:
+    """Of tools, or of one class of environments."""
+    if isinstance(given, str):
+        return given
+    tools = [given] if callable(given) else list(given)
+    if not tools or not all(map(callable, tools)):
+        raise ConfigError(f'{what}: {short(given)}: pass functions, or their place as "file.py:name"')
+    return f"{PENDING}.py:{what}" if folder is None else inputs.write_tools(tools, folder, what)

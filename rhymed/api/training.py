@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ def train(
     dataset: Rows = None,
     eval_dataset: Rows = None,
     reward: Reward | None = None,
+    tools: Sequence[Callable[..., Any]] | str | None = None,
+    environment_factory: Callable[..., Any] | str | None = None,
     resume: Run | str | os.PathLike[str] | None = None,
     progress: bool | None = None,
     **settings: Any,
@@ -40,6 +42,9 @@ def train(
         solution_str, ground_truth, extra_info -> float), the name of a built-in scorer, `"file.py:function"`, a
         list of these, whose sum is the reward, or a dict of settings of [reward]. A function of a notebook or of
         the script itself is copied to `inputs/` in the run's folder, see docs/python.md.
+    tools: functions that the policy may call, as TRL's `tools`: with type hints and a docstring that describes each
+        argument; or `"file.py:a,b"`. See docs/agents.md.
+    environment_factory: a class of environments as TRL's, or as SkyRL-Gym's BaseTextEnv; or `"file.py:Class"`.
     resume: a run, or its folder, to continue; `settings` may change what does not belong to its identity.
     progress: False: nothing is printed; else in place in a terminal or a notebook.
     settings: any key of docs/config.md, later than file and environment: `lr=1e-5`, `trainer={"lr": 1e-5}` or
@@ -50,7 +55,7 @@ def train(
     `RewardError` and others of `rhymed.errors` with the sentences of the command line; `RunFailed` where a process
     failed for good.
     """
-    asked = Asked(config, model, dataset, eval_dataset, reward, settings)
+    asked = Asked(config, model, dataset, eval_dataset, reward, settings, tools, environment_factory)
     job = _prepared(asked, resume)
     display = choose(progress)
     return _judged(job, _started(job, display).follow(display))
@@ -63,13 +68,15 @@ async def train_async(
     dataset: Rows = None,
     eval_dataset: Rows = None,
     reward: Reward | None = None,
+    tools: Sequence[Callable[..., Any]] | str | None = None,
+    environment_factory: Callable[..., Any] | str | None = None,
     resume: Run | str | os.PathLike[str] | None = None,
     progress: bool | None = None,
     **settings: Any,
 ) -> Run:
     """As `train`, without blocking the event loop. When the task is cancelled, the run is stopped as by an
     interrupt, and can be resumed."""
-    asked = Asked(config, model, dataset, eval_dataset, reward, settings)
+    asked = Asked(config, model, dataset, eval_dataset, reward, settings, tools, environment_factory)
     job = await in_thread(lambda: _prepared(asked, resume))
     display = choose(progress)
     child = _started(job, display)
