@@ -109,10 +109,12 @@ class Answer(Part, frozen=True, kw_only=True):
     length: Count  # tokens
     after: Count | None = None  # a turn; None: the one before
     kept: Count | None = None  # tokens; None: all of them
+    most: Count | None = None  # tokens that the next turn may have; None: as many as it has room for
     done: bool = False  # the policy writes no other turn
     reward: float | None = None
     calls: list[Call] = []
     cut: bool = False  # done because of rollout.max_response_length or environment.max_turns
+    unused: list[Count] = []  # if it is done: turns that the sample leaves out, as its program in the end did
 
 
 class Session(Part, frozen=True, kw_only=True):

@@ -83,8 +83,8 @@ class PutTurns(Message, frozen=True, kw_only=True, tag="put_turns"):
 class PutAnswer(Message, frozen=True, kw_only=True, tag="put_answer"):
     """Environment worker -> store: an environment's answer. Done means as durable as a sample.
 
-    Array: tokens (uint32) up to the beginning of the next turn. An answer that is stored already stays; one to a turn
-    that the store lacks is refused.
+    Array: tokens (uint32) up to the beginning of the next turn. An answer that is stored already stays: Begun says
+    that it is another one. One to a turn that the store lacks is refused.
     """
 
     sample: SampleId
@@ -106,6 +106,7 @@ class GetSessions(Message, frozen=True, kw_only=True, tag="get_sessions"):
 
     samples: list[SampleId]
     logprobs: bool = False  # with everything that PutSamples needs
+    first: Count = 0  # number of the first answer and turn that are wanted
 
 
 class GetSamples(Message, frozen=True, kw_only=True, tag="get_samples"):
@@ -248,7 +249,7 @@ class Partials(Message, frozen=True, kw_only=True, tag="partials"):
 
 
 class Begun(Message, frozen=True, tag="begun"):
-    """Answer to PutCalls: another attempt has begun."""
+    """Answer to PutCalls: another attempt has begun. Answer to PutAnswer: another one is stored."""
 
 
 class Sessions(Message, frozen=True, kw_only=True, tag="sessions"):

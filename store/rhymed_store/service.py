@@ -105,8 +105,8 @@ class StoreService(Service):
             messages.PutSamples: self._put_samples,
             messages.PutPartials: self._put_partials,
             messages.PutTurns: self._put_turns,
-            messages.PutAnswer: self._put_answer,
-            messages.PutCalls: self._put_calls,
+            messages.PutAnswer: self._put_first,
+            messages.PutCalls: self._put_first,
             messages.GetSessions: self._read(SessionReads(self._database).sessions),
             messages.PutScores: self._put_scores,
             messages.PutTokenStats: self._put_token_stats,
@@ -212,22 +212,21 @@ class StoreService(Service):
             await self._writer.write(put, size)
         return DONE
 
-    async def _put_answer(self, message: messages.PutAnswer, frames: Sequence[bytes]) -> messages.Message:
-        tokens = b"".join(frames)
+    async def _put_first(
+        self, message: messages.PutAnswer | messages.PutCalls, frames: Sequence[bytes]
+    ) -> messages.Message:
+        """Whoever comes first; others are told that they came later."""
+        tokens, sessions, late = b"".join(frames), self._writes.sessions, [False]
+
+        def put(batch: Batch) -> None:  # may run twice
+            if isinstance(message, messages.PutCalls):
+                late[:] = [sessions.put_calls(batch, message)]
+            else:
+                late[:] = [sessions.put_answer(batch, message, tokens)]
+
         with self._underway(len(tokens)):
-            await self._writer.write(
-                lambda batch: self._writes.sessions.put_answer(batch, message, tokens), len(tokens)
-            )
-        return DONE
-
-    async def _put_calls(self, message: messages.PutCalls, frames: Sequence[bytes]) -> messages.Message:
-        begun: list[bool] = []
-
-        def put(batch: Batch) -> None:
-            begun[:] = [self._writes.sessions.put_calls(batch, message)]  # may run twice
-
-        await self._writer.write(put)
-        return messages.Begun() if begun[0] else DONE
+            await self._writer.write(put, len(tokens))
+        return messages.Begun() if late[0] else DONE
 
     @contextlib.contextmanager
     def _underway(self, size: int) -> Iterator[None]:

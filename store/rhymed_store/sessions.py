@@ -44,10 +44,42 @@ class StoredSession:
 
     @property
     def response(self) -> Tokens:
-        """What follows the prompt: turns and answers, in their order."""
+        """What follows the prompt, of a session without branches: turns and answers, in their order."""
         parts = [part for pair in itertools.zip_longest(self.turns, self.answers[1:]) for part in pair]
         kept = [part for part in parts if part is not None]
         return np.concatenate(kept) if kept else np.zeros(0, np.uint32)
+
+    def before(self, number: int) -> Tokens:
+        """The exact tokens before turn `number`: its prompt, as the policy reads it."""
+        chain = [number]
+        while chain[-1] and self.session.answers[chain[-1]].kept != 0:
+            chain.append(self._after(chain[-1]))
+        parts = [self.answers[chain.pop()]]
+        for place in reversed(chain):
+            parts.append(self.turns[self._after(place)])
+            if (kept := self.session.answers[place].kept) is not None:
+                parts = [np.concatenate(parts)[:kept]]
+            parts.append(self.answers[place])
+        return np.concatenate(parts)
+
+    def repeats(self, number: int) -> int:
+        """How many earlier turns have the same tokens before them as turn `number`."""
+        answers = self.session.answers[: number + 1]
+        if all(answer.after is None and answer.kept is None for answer in answers):
+            return 0  # each prompt is longer than the one before
+        lengths: list[int] = []
+        for place, answer in enumerate(answers):
+            after = self._after(place)
+            end = lengths[after] + self.session.turns[after].length if place else 0
+            lengths.append((end if answer.kept is None else answer.kept) + answer.length)
+        own = self.before(number)
+        same = [place for place in range(number) if lengths[place] == lengths[number]]
+        return sum(np.array_equal(self.before(place), own) for place in same)
+
+    def _after(self, number: int) -> int:
+        """The turn that answer `number` continues."""
+        after = self.session.answers[number].after
+        return number - 1 if after is None else after
 
 
 async def put_turns(store: StoreClient, turns: Sequence[NewTurn], *, deadline_s: float = DEADLINE_S) -> None:
@@ -80,11 +112,15 @@ async def put_answer(
     tokens: ArrayLike,
     *,
     deadline_s: float = DEADLINE_S,
-) -> None:
-    """Returns when it is durable, or an earlier one is. Raises `UnknownSample` if the store lacks its turn."""
+) -> bool:
+    """Returns when it is durable, or an earlier one is; False: that is another one. Raises `UnknownSample` if the
+    store lacks its turn."""
     question = messages.PutAnswer(sample=sample, number=number, answer=answer)
     frame = arrays.tokens_of(tokens, f"sample {sample}: an answer's tokens")
-    await store.of(sample.prompt).ask(question, messages.Done, frame, deadline_s=deadline_s)
+    reply, _ = await store.of(sample.prompt).ask(
+        question, messages.Done | messages.Begun, frame, deadline_s=deadline_s
+    )
+    return isinstance(reply, messages.Done)
 
 
 async def begin_calls(
@@ -97,10 +133,16 @@ async def begin_calls(
 
 
 async def get_session(
-    store: StoreClient, sample: messages.SampleId, *, logprobs: bool = False, deadline_s: float = DEADLINE_S
+    store: StoreClient,
+    sample: messages.SampleId,
+    *,
+    logprobs: bool = False,
+    first: int = 0,
+    deadline_s: float = DEADLINE_S,
 ) -> StoredSession:
-    """Without answers and turns if the store has none. `logprobs`: with log-probs and drafts."""
-    question = messages.GetSessions(samples=[sample], logprobs=logprobs)
+    """Without answers and turns if the store has none. `logprobs`: with log-probs and drafts. `first`: number of the
+    first answer and turn that are read."""
+    question = messages.GetSessions(samples=[sample], logprobs=logprobs, first=first)
     answer, frames = await store.of(sample.prompt).ask(question, messages.Sessions, deadline_s=deadline_s)
     if len(frames) != (expected := 3 if logprobs else 1) or len(answer.sessions) != 1:
         raise MalformedMessage(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 
 from rhymed.errors import MalformedMessage, UnknownSample
-from rhymed.messages import Answer, Call, Done, PutAnswer, SampleId, SampleInfo, Turn
+from rhymed.messages import Answer, Call, Done, Fork, PutAnswer, SampleId, SampleInfo, Turn
 from rhymed.run.layout import RunLayout
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.inspect.browse import Browse
@@ -170,3 +173,64 @@ async def test_people_see_the_calls_and_every_entry_is_checked(
     (found,) = Browse(service._database).responses(PROMPT)
     assert found.info.turns == [3, 2, 1]
     assert [list(calls) for calls in found.calls] == [CALLS, []]
+
+
+async def test_an_answer_may_continue_an_earlier_turn(client: StoreClient) -> None:
+    await begin(client)  # 7 8 9 | 1 2 70000
+    await answer(client, ONE, 1, [4], most=9)
+    await put_turns(client, [new_turn(ONE, 1, [5])])
+    await answer(client, ONE, 2, [6], after=0, kept=2)
+    await put_turns(client, [new_turn(ONE, 2, [10])])
+    await answer(client, ONE, 3, [], after=2)
+    await put_turns(client, [new_turn(ONE, 3, [11])])
+    await answer(client, ONE, 4, [6], after=1, kept=2)
+    stored = await get_session(client, ONE)
+    prompts = [stored.before(number).tolist() for number in range(5)]
+    assert prompts == [[7, 8, 9], [7, 8, 9, 1, 2, 70_000, 4], [7, 8, 6], [7, 8, 6, 10], [7, 8, 6]]
+    assert [stored.repeats(number) for number in range(5)] == [0, 0, 0, 0, 1]
+    assert stored.session.answers[1].most == 9
+    late = await get_session(client, ONE, logprobs=True, first=3)
+    assert [part.tolist() for part in (*late.answers, *late.turns)] == [[], [6], [11]]
+    assert late.logprobs is not None
+    assert len(late.logprobs) == 1
+
+
+async def test_an_answer_keeps_only_what_is_there(client: StoreClient) -> None:
+    await begin(client)
+    await answer(client, ONE, 1, [4], kept=2)
+    await put_turns(client, [new_turn(ONE, 1, [5, 6])])
+    for wrong in ({"after": 2}, {"after": 0, "kept": 7}, {"after": 1, "kept": 6}):
+        with pytest.raises(MalformedMessage, match="keeps"):
+            await answer(client, ONE, 2, [1], **wrong)
+    await answer(client, ONE, 2, [1], after=1, kept=5)
+    with pytest.raises(MalformedMessage, match="keeps 1 tokens of turn 0"):
+        await answer(client, TWO, 0, [1], after=0, kept=1)
+
+
+async def test_an_answer_says_whether_it_is_the_one_that_stays(client: StoreClient) -> None:
+    await begin(client)
+    first = Answer(length=1, kept=3)
+    assert await put_answer(client, ONE, 1, first, [4])
+    assert await put_answer(client, ONE, 1, first, [4]), "repeated"
+    assert not await put_answer(client, ONE, 1, first, [5])
+    assert not await put_answer(client, ONE, 1, Answer(length=1), [4])
+
+
+async def test_rows_of_a_sample_are_kept(client: StoreClient) -> None:
+    def forked(*forks: Fork) -> NewSample:
+        return replace(whole(), info=msgspec.structs.replace(whole().info, forks=list(forks)))
+
+    for wrong in (
+        Fork(start=2, row=0, shared=1),
+        Fork(start=5, row=0, shared=1),
+        Fork(start=3, row=1, shared=1),
+        Fork(start=3, row=0, shared=7),
+    ):
+        with pytest.raises(MalformedMessage, match="no row 1"):
+            await client.put_samples([forked(wrong)])
+    fork = Fork(start=3, row=0, shared=6)
+    await client.put_samples([forked(fork)])
+    (found,) = await client.get_samples([ONE])
+    assert found.info.forks == [fork]
+    (past,) = await client.history(PROMPT, 1)
+    assert past.info.forks == [fork]

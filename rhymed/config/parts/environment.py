@@ -11,13 +11,18 @@ from rhymed.config.reward import LEAST_GIB
 
 
 class Environment(Section):
-    """With `tools` or `factory` a sample is a sequence of turns; otherwise it is one response."""
+    """With `tools`, `factory` or `command` a sample is a sequence of turns; otherwise it is one response."""
 
     tools: str = Field("", description="functions that the policy may call: file.py:name,name")
     factory: str = Field(
         "",
         description="class of a sample's environment, file.py:Class: TRL's environment_factory (its public methods"
         " are tools) or SkyRL-Gym's BaseTextEnv; package.module:Class also works",
+    )
+    command: str = Field(
+        "",
+        description="program that a sample is, such as python my_agent.py: it asks the policy through the"
+        " OpenAI-compatible endpoint at OPENAI_BASE_URL; started for each sample",
     )
     args: dict[str, Any] = Field({}, description="keyword arguments of factory")
     max_turns: int = Field(8, ge=1, le=10_000, description="turns of a sample; then it ends with what it has")
@@ -28,22 +33,40 @@ class Environment(Section):
     processes: int = Field(
         2, gt=0, le=MOST_PROCESSES, description="subprocesses per worker; each makes one call at a time"
     )
-    timeout_s: float = Field(30.0, gt=0, description="time limit of an answer; then its subprocess is killed")
+    sessions: int = Field(
+        0,
+        ge=0,
+        description="samples that a worker has open at once, with environment or program; 0: 1024, 32 of programs",
+    )
+    timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="time limit of an answer, and of a program between two calls; then its subprocess is killed",
+    )
     memory_gib: float = Field(4.0, ge=0, description="writable memory of a subprocess; 0: no limit")
     replay: bool = Field(
         True,
-        description="after the loss of a subprocess, rebuild an environment of factory by making its calls again;"
-        " false: its sample is dropped",
+        description="after the loss of a subprocess, rebuild an environment of factory by making its calls again, and"
+        " start a program of command again, whose calls are answered as before; false: its sample is dropped",
     )
+    bind: str = Field("127.0.0.1", min_length=1, description="address at which a worker serves its programs")
+    port: int = Field(0, ge=0, le=65535, description="likewise; 0: a free port, as several workers of a host need")
 
     @property
     def active(self) -> bool:
-        return bool(self.tools or self.factory)
+        return bool(self.tools or self.factory or self.command)
+
+    @property
+    def most_open(self) -> int:
+        """Samples that a worker has open at once; 0: any number, since tools alone have no state."""
+        return 0 if self.tools else self.sessions or (32 if self.command else 1024)
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if self.tools and self.factory:
             raise ValueError("tools cannot be combined with factory: make them methods of its class")
+        if self.command and (self.tools or self.factory):
+            raise ValueError("command cannot be combined with tools or factory: a program has tools of its own")
         if 0 < self.memory_gib < LEAST_GIB:
             raise ValueError(f"memory_gib: {self.memory_gib:g} is less than {LEAST_GIB:g}, which a subprocess needs")
         return self

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rhymed.errors import StoreDamaged
-from rhymed.messages import Answer, Call, SampleInfo, Turn
+from rhymed.messages import Answer, Call, Fork, SampleInfo, Turn
 from rhymed_store.codec import records
 from rhymed_store.codec.frames import RESCUE
 
@@ -39,9 +39,10 @@ class Finished(NamedTuple):
     turns: list[int]  # as in SampleInfo
     earned: float | None
     calls: list[list[Call]]  # of every answer but the first, in their order
+    forks: tuple[Fork, ...] = ()  # as in SampleInfo
 
     def attach(self, info: SampleInfo) -> SampleInfo:
-        return msgspec.structs.replace(info, turns=self.turns, earned=self.earned)
+        return msgspec.structs.replace(info, turns=self.turns, earned=self.earned, forks=list(self.forks))
 
 
 def answer_key(journal: bytes, number: int) -> bytes:

@@ -66,10 +66,22 @@ def _check_info(info: SampleInfo) -> None:
         raise MalformedMessage(f"sample {info.id}: versions {info.versions} do not sum to {info.length} tokens")
     if info.turns and (sum(info.turns) != info.length or 0 in info.turns[1:]):
         raise MalformedMessage(f"sample {info.id}: turns {info.turns} do not sum to {info.length} tokens")
+    _check_forks(info)
     if info.earned is not None:
         records.check_reward(info.earned, f"sample {info.id}: the reward of its environment")
     if any(version >= 1 << 31 for version, _ in info.versions):
         raise MalformedMessage(f"sample {info.id}: a policy version must fit 32 bits")
+
+
+def _check_forks(info: SampleInfo) -> None:
+    """Each row begins with a run of its environment, and shares no more than an earlier row has."""
+    runs = list(accumulate(info.turns))[::2]  # where the environment's begin
+    ends = [*(fork.start for fork in info.forks[1:]), info.length]
+    lengths = [info.prompt_length + (info.forks[0].start if info.forks else info.length)]
+    for fork, end in zip(info.forks, ends, strict=True) if info.forks else ():
+        if fork.start not in runs or end <= fork.start or fork.row >= len(lengths) or fork.shared > lengths[fork.row]:
+            raise MalformedMessage(f"sample {info.id}: there can be no row {len(lengths)} of it like {fork}")
+        lengths.append(fork.shared + end - fork.start)
 
 
 def cut(frame: bytes, lengths: list[int]) -> list[memoryview]:

@@ -48,8 +48,8 @@ class SessionWrites:
             batch.txn.put(key, turns.pack(key, entry), db=self._tables[ENTRIES])
         return [sample for sample, _, _ in fresh]
 
-    def put_answer(self, batch: Batch, message: messages.PutAnswer, tokens: bytes) -> None:
-        """Raises `MalformedMessage` and `UnknownSample`."""
+    def put_answer(self, batch: Batch, message: messages.PutAnswer, tokens: bytes) -> bool:
+        """Whether another answer is there. Raises `MalformedMessage` and `UnknownSample`."""
         if len(tokens) != 4 * message.answer.length:
             announced = 4 * message.answer.length
             raise MalformedMessage(f"PutAnswer of {message.sample}: {len(tokens)} bytes, {announced} announced")
@@ -59,12 +59,42 @@ class SessionWrites:
         journal = records.journal_key(sample)
         self._database.claim_space(batch, len(tokens) + HEADER_BYTES)
         key = turns.answer_key(journal, number)
-        if not self._takes(batch.txn, sample) or self._read(batch.txn, key) is not None:
-            return
+        entry = Entry(answer=message.answer, tokens=bytes(tokens))
+        if not self._takes(batch.txn, sample):
+            return True
+        if (found := self._read(batch.txn, key)) is not None:
+            return found != entry
         if number and self._read(batch.txn, turns.turn_key(journal, number - 1)) is None:
             raise UnknownSample(f"answer {number} of sample {sample} cannot be: the store lacks the turn before it")
-        entry = Entry(answer=message.answer, tokens=bytes(tokens))
+        self._check_branch(batch.txn, journal, message)
         batch.txn.put(key, turns.pack(key, entry), db=self._tables[ENTRIES])
+        return False
+
+    def _check_branch(self, txn: Any, journal: bytes, message: messages.PutAnswer) -> None:
+        """What it continues is there, and as long as it says. Raises `MalformedMessage`."""
+        answer, number = message.answer, message.number
+        after = number - 1 if answer.after is None else answer.after
+        if answer.after is None and answer.kept is None:
+            return
+        if not 0 <= after < number or (answer.kept or 0) > (most := self._end(txn, journal, after)):
+            known = f", which ends {most} tokens" if 0 <= after < number else ""
+            raise MalformedMessage(
+                f"answer {number} of sample {message.sample} keeps {answer.kept} tokens of turn {after}{known}"
+            )
+
+    def _end(self, txn: Any, journal: bytes, number: int) -> int:
+        """How many tokens there are up to the end of this turn."""
+        total = 0
+        while number >= 0:
+            before = self._read(txn, turns.answer_key(journal, number))
+            turn = self._read(txn, turns.turn_key(journal, number))
+            if before is None or before.answer is None or turn is None or turn.turn is None:
+                return 0  # it cannot be read: nothing can be kept of it
+            total += before.answer.length + turn.turn.length
+            if before.answer.kept is not None:
+                return total + before.answer.kept
+            number = number - 1 if before.answer.after is None else before.answer.after
+        return total
 
     def put_calls(self, batch: Batch, message: messages.PutCalls) -> bool:
         """Whether another attempt has begun."""
@@ -81,7 +111,7 @@ class SessionWrites:
         """The sample is stored: what is kept of its turns, and the rest is deleted."""
         key, low = records.sample_key(info.id), records.journal_key(info.id)
         answers = [entry.answer for entry in _sound(txn, self._tables, low) if entry.answer is not None]
-        kept = Finished(info.turns, info.earned, [answer.calls for answer in answers[1:]])
+        kept = Finished(info.turns, info.earned, [answer.calls for answer in answers[1:]], tuple(info.forks))
         txn.put(key, turns.pack(key, kept), db=self._tables[FINISHED])
         with txn.cursor(self._tables[ENTRIES]) as cursor:
             while cursor.set_range(low) and bytes(cursor.key())[:-4] == low:
@@ -129,12 +159,13 @@ def _masks(frame: bytes, lengths: Sequence[int], masked: Sequence[bool]) -> list
     return [part if has else None for part, has in zip(parts, masked, strict=True)]
 
 
-def _sound(txn: Any, tables: dict[str, Any], low: bytes) -> Iterator[Entry]:
-    """The sample's answers and turns, alternately, up to the first that is missing or cannot be read."""
+def _sound(txn: Any, tables: dict[str, Any], low: bytes, first: int = 0) -> Iterator[Entry]:
+    """The sample's answers and turns, alternately, from answer `first` up to the first that is missing or cannot be
+    read."""
     if ENTRIES not in tables:
         return
     with txn.cursor(tables[ENTRIES]) as cursor:
-        expected, there = 0, cursor.set_range(low)
+        expected, there = 2 * first, cursor.set_range(turns.answer_key(low, first))
         while there and bytes(cursor.key())[:-4] == low and turns.number_of(cursor.key()) == expected:
             try:
                 yield turns.unpack(bytes(cursor.key()), cursor.value())
@@ -153,8 +184,9 @@ class SessionReads:
         with self._database.read() as txn:
             for sample in message.samples:
                 low = records.journal_key(sample)
-                entries = list(_sound(txn, tables, low))
-                found.append(_session(sample, entries, begun=_begun(txn, tables, low, len(entries))))
+                entries = list(_sound(txn, tables, low, message.first))
+                number = 2 * message.first + len(entries)
+                found.append(_session(sample, entries, begun=_begun(txn, tables, low, number)))
                 arrays[0] += b"".join([entry.tokens for entry in entries])
                 if message.logprobs:
                     arrays[1] += b"".join([entry.logprobs for entry in entries])

@@ -121,10 +121,13 @@ def seed_of(run_seed: int, id: SampleId) -> int:
     return int.from_bytes(hashlib.blake2b(f"{run_seed}/{id}".encode(), digest_size=8).digest(), "little") >> 2
 
 
-def turn_seed(seed: int, prompt: Sequence[int], prefix: Sequence[int]) -> int:
-    """Of a later turn: 62 bits, a pure function of the sample's seed and of the exact tokens before the turn."""
+def turn_seed(seed: int, prompt: Sequence[int], prefix: Sequence[int], repeats: int = 0) -> int:
+    """Of a turn: 62 bits, a pure function of the sample's seed, of the exact tokens before the turn, and of how many
+    earlier turns of the sample had the same. So branches share no noise, whatever the order of their turns."""
     tokens = np.asarray([*prompt, *prefix], "<u4").tobytes()
-    return int.from_bytes(hashlib.blake2b(seed.to_bytes(8, "little") + tokens, digest_size=8).digest(), "little") >> 2
+    salt = repeats.to_bytes(8, "little")
+    digest = hashlib.blake2b(seed.to_bytes(8, "little") + tokens, digest_size=8, salt=salt).digest()
+    return int.from_bytes(digest, "little") >> 2
 
 
 def sampling_for(rollout: Rollout, evaluation: Eval, run_seed: int, id: SampleId) -> Sampling:

@@ -53,19 +53,21 @@ class TraceBook:
         self._limit = rollout.max_response_length
         self._recorded = _read(Path(self._trace.path)) if self._trace.path else None
 
-    def response(self, id: SampleId, at: int = 0) -> tuple[NDArray[np.uint32], NDArray[np.float32], FinishReason]:
-        """Tokens, log-probs, finish reason. `at`: response tokens before them, of a sample in turns. Raises
+    def response(
+        self, id: SampleId, turn: int | None = None, limit: int | None = None
+    ) -> tuple[NDArray[np.uint32], NDArray[np.float32], FinishReason]:
+        """Tokens, log-probs, finish reason. `turn`: the key of a turn, of a sample in turns. `limit`: tokens. Raises
         `DataError` for a prompt that the file does not have."""
-        tokens = self._synthetic(id, at) if self._recorded is None else self._replayed(id)
-        limit = self._limit - at
+        tokens = self._synthetic(id, turn) if self._recorded is None else self._replayed(id)
+        limit = self._limit if limit is None else limit
         reason: FinishReason = "stop" if len(tokens) <= limit else "length"
         tokens = tokens[:limit]
-        logprobs = -_noise("logprobs", str(id), *([str(at)] if at else [])).exponential(MEAN_SURPRISE, len(tokens))
+        logprobs = -_noise("logprobs", str(id), *_part(turn)).exponential(MEAN_SURPRISE, len(tokens))
         return tokens, logprobs.astype(np.float32), reason
 
-    def _synthetic(self, id: SampleId, at: int) -> NDArray[np.uint32]:
+    def _synthetic(self, id: SampleId, turn: int | None) -> NDArray[np.uint32]:
         """Log-normal lengths: each prompt has a typical length, and its samples scatter around it."""
-        trace, noise = self._trace, _noise("sample", str(id), *([str(at)] if at else []))
+        trace, noise = self._trace, _noise("sample", str(id), *_part(turn))
         level = _noise("prompt", id.prompt).standard_normal()
         spread = trace.prompt_sigma * level + trace.sample_sigma * noise.standard_normal()
         length = max(1, min(self._limit + 1, round(trace.mean_length * math.exp(spread))))
@@ -160,7 +162,8 @@ class TraceEngine:
     async def generate(self, task: Task) -> Output:
         if self._failure is not None:
             raise self._failure
-        parts = self._book.response(task.id, len(task.prefix or ()))
+        whole = task.prefix is None
+        parts = self._book.response(task.id, *(() if whole else (task.sampling.seed, task.sampling.max_tokens)))
         entry = _Running(task, *parts, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         self._work.set()
@@ -274,6 +277,11 @@ def _read(path: Path) -> dict[str, dict[int, list[NDArray[np.uint32]]]]:
             raise DataError(f"{path}:{number}: a response has at least one token")
         responses[row.prompt][row.step].append(tokens)
     return responses
+
+
+def _part(turn: int | None) -> list[str]:
+    """Of a key."""
+    return [] if turn is None else [str(turn)]
 
 
 def _noise(*key: str) -> np.random.Generator:

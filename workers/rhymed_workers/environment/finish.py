@@ -1,12 +1,21 @@
-"""Joins a sample's turns and answers to one sample: what is trained, and what history drafts from."""
+"""Joins a sample's turns and answers to one sample: what is trained, and what history drafts from.
+
+Turns that continue each other are one row. A turn whose prompt is not what a row has begins another row, which shares
+the longest prefix that an earlier row has; so does a turn that asks with the same prompt again. Pure but for
+`complete_sample`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from itertools import accumulate
+
 import numpy as np
+from numpy.typing import NDArray
 
 from rhymed import messages
 from rhymed.service.retry import retry
-from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.client import Logprobs, NewSample, StoreClient, Tokens
 from rhymed_store.sessions import StoredSession, get_session
 
 
@@ -21,42 +30,114 @@ async def complete_sample(store: StoreClient, id: messages.SampleId) -> messages
     return sample.info
 
 
+@dataclass
+class _Row:
+    """`tokens`: all of them. The lists are what it has beyond its prompt or what it shares: of the environment and of
+    the policy, in turn; row 0 begins with the policy."""
+
+    tokens: Tokens
+    row: int = 0  # that it shares a prefix with
+    shared: int = 0
+    parts: list[Tokens] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    drafted: list[NDArray[np.bool_]] = field(default_factory=list)
+    versions: list[list[tuple[int, int]]] = field(default_factory=list)  # of each part; empty: the environment's
+
+    def context(self, tokens: Tokens) -> None:
+        self.parts.append(tokens)
+        self.logprobs.append(np.zeros(len(tokens), np.float32))
+        self.drafted.append(np.zeros(len(tokens), np.bool_))
+        self.versions.append([])
+
+
 def joined(stored: StoredSession) -> NewSample:
     """Environment tokens have log-prob 0 and the version of the turn before them."""
-    session = stored.session
+    session, rows = stored.session, _rows(stored)
+    parts = [part for row in rows for part in row.parts]
+    used = [turn for number, turn in enumerate(session.turns) if number not in session.answers[-1].unused]
+    earned = [answer.reward for answer in session.answers if answer.reward is not None]
+    prompt = rows[0].tokens[: len(rows[0].tokens) - sum(map(len, rows[0].parts))]
+    info = messages.SampleInfo(
+        id=session.id,
+        prompt_length=len(prompt),
+        length=sum(map(len, parts)),
+        finish_reason="length" if session.answers[-1].cut else used[-1].finish_reason,
+        versions=_versions(parts, [versions for row in rows for versions in row.versions]),
+        turns=_runs([len(part) for part in parts]),
+        earned=sum(earned) if earned else None,
+        forks=_forks(rows),
+    )
+    return NewSample(
+        info,
+        prompt,
+        np.concatenate(parts),
+        np.concatenate([part for row in rows for part in row.logprobs]),
+        np.concatenate([part for row in rows for part in row.drafted]) if any(session.drafted) else None,
+    )
+
+
+def _rows(stored: StoredSession) -> list[_Row]:
     assert stored.logprobs is not None, "the session was read with log-probs"
     assert stored.drafted is not None, "and with drafts"
-    tokens = [run for pair in zip(stored.turns, stored.answers[1:], strict=True) for run in pair]
-    logprobs, drafted, versions = [], [], list[tuple[int, int]]()
-    for turn, probs, mask, answer in zip(
-        session.turns, stored.logprobs, stored.drafted, stored.answers[1:], strict=True
-    ):
-        logprobs += [probs, np.zeros(len(answer), np.float32)]
-        drafted += [np.zeros(turn.length, np.bool_) if mask is None else mask, np.zeros(len(answer), np.bool_)]
-        for version, count in [*turn.versions, (turn.versions[-1][0], len(answer))]:
+    rows: list[_Row] = []
+    answers = stored.session.answers
+    for number, turn in enumerate(stored.turns):
+        if number in answers[-1].unused:
+            continue
+        row = _row(rows, stored.before(number))
+        mask = stored.drafted[number]
+        row.tokens = np.concatenate([row.tokens, turn])
+        row.parts.append(turn)
+        row.logprobs.append(stored.logprobs[number])
+        row.drafted.append(np.zeros(len(turn), np.bool_) if mask is None else mask)
+        row.versions.append(stored.session.turns[number].versions)
+    if len(last := stored.answers[-1]):
+        rows[-1].tokens = np.concatenate([rows[-1].tokens, last])
+        rows[-1].context(last)
+    return rows
+
+
+def _row(rows: list[_Row], prompt: Tokens) -> _Row:
+    """The row that goes on with this prompt; a new one is appended."""
+    if not rows:
+        rows.append(_Row(prompt))
+        return rows[-1]
+    common = [_common(row.tokens, prompt) for row in rows]
+    longest = max(range(len(rows)), key=common.__getitem__)  # the first of them
+    whole = [place for place, row in enumerate(rows) if common[place] == len(row.tokens)]
+    if whole:
+        row = rows[max(whole, key=common.__getitem__)]
+    else:
+        shared = min(common[longest], len(prompt) - 1)  # a row begins with tokens that are not the policy's
+        row = _Row(prompt[:shared], longest, shared)
+        rows.append(row)
+    row.context(prompt[len(row.tokens) :])
+    row.tokens = prompt
+    return row
+
+
+def _common(first: Tokens, second: Tokens) -> int:
+    """Length of the common prefix."""
+    size = min(len(first), len(second))
+    differ = np.flatnonzero(first[:size] != second[:size])
+    return int(differ[0]) if len(differ) else size
+
+
+def _versions(parts: list[Tokens], given: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    versions: list[tuple[int, int]] = []
+    for part, runs in zip(parts, given, strict=True):
+        for version, count in runs or [(versions[-1][0], len(part))]:
             if versions and versions[-1][0] == version:
                 versions[-1] = version, versions[-1][1] + count
             elif count:
                 versions.append((version, count))
-    last = session.turns[-1].finish_reason
-    earned = [answer.reward for answer in session.answers if answer.reward is not None]
-    info = messages.SampleInfo(
-        id=session.id,
-        prompt_length=len(stored.prompt),
-        length=sum(map(len, tokens)),
-        finish_reason="length" if session.answers[-1].cut else last,
-        versions=versions,
-        turns=_runs([len(run) for run in tokens]),
-        earned=sum(earned) if earned else None,
-    )
-    known = any(session.drafted)
-    return NewSample(
-        info,
-        stored.prompt,
-        np.concatenate(tokens),
-        np.concatenate(logprobs),
-        np.concatenate(drafted) if known else None,
-    )
+    return versions
+
+
+def _forks(rows: list[_Row]) -> list[messages.Fork]:
+    starts = accumulate(sum(map(len, row.parts)) for row in rows)
+    pairs = zip(starts, rows[1:], strict=False)
+    return [messages.Fork(start=start, row=row.row, shared=row.shared) for start, row in pairs]
 
 
 def _runs(lengths: list[int]) -> list[int]:

@@ -33,6 +33,10 @@ class ActiveSample:
     prompt: list[int] | None = None
     prefix: list[int] | None = None  # the response so far, of a sample in turns; None: it is one response
     turn: int = 0  # the number of the turn that is written
+    branches: bool = False  # what its program asks with is the key of every turn, of the first one too
+    repeats: int = 0  # earlier turns with the same prompt and prefix
+    spare: int = 0  # tokens that its prompt leaves to the response
+    most: int | None = None  # tokens that the turn may have; None: as many as there is room for
     stale_output: Output | None = None  # generated under weights that are too old
     output: Output | None = None
     ahead: tuple[int, int] = (0, 0)  # tokens generated earlier; of these, kept
@@ -66,9 +70,8 @@ class Generation:
         """None: it was cancelled. Finish reason "abort": it was released, or the engine aborted it."""
         assert sample.prompt is not None, "the caller has rendered it"
         oldest, sampling = self._oldest(sample), self._sampling(sample.id)
-        if sample.prefix:
-            left = sampling.max_tokens - len(sample.prefix)
-            sampling = replace(sampling, max_tokens=left, seed=turn_seed(sampling.seed, sample.prompt, sample.prefix))
+        if sample.prefix is not None:
+            sampling = _of_turn(sample, sampling)
         carried = await self._read_partial(sample.id) if sample.has_partial else ()
         while not (sample.cancelled or sample.released):
             sample.saved = 0  # the store's tokens may be of other weights
@@ -128,6 +131,16 @@ class Generation:
                 lambda: self._engine.version >= oldest or sample.cancelled or sample.released
             )
         sample.parked = False
+
+
+def _of_turn(sample: ActiveSample, sampling: Sampling) -> Sampling:
+    prompt, prefix, seed = sample.prompt or (), sample.prefix or (), sampling.seed
+    left = sampling.max_tokens + sample.spare - len(prefix)
+    if sample.most is not None:
+        left = min(left, sample.most)
+    if prefix or sample.branches:
+        seed = turn_seed(seed, prompt, prefix, sample.repeats)
+    return replace(sampling, max_tokens=left, seed=seed)
 
 
 def _unfinished(tokens: Sequence[int]) -> Output:

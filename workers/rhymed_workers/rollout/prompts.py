@@ -21,7 +21,7 @@ async def contexts(
 ) -> PromptCache | Sessions:
     """What samples begin with. `fetch`: rows of prompts."""
     if config.environment.active:
-        return Sessions(store)
+        return Sessions(store, config.rollout.max_prompt_length if config.environment.command else None)
     return PromptCache(fetch, await asyncio.to_thread(load_renderer, config))
 
 

@@ -23,18 +23,24 @@ log = logging.getLogger(__name__)
 
 
 class Sessions:
-    """Reads what a sample begins its next turn with."""
+    """Reads what a sample begins its next turn with. `context`: the tokens that a row of a program may have besides
+    its response; None: samples have no program."""
 
-    def __init__(self, store: StoreClient) -> None:
-        self._store = store
+    def __init__(self, store: StoreClient, context: int | None = None) -> None:
+        self._store, self._context = store, context
 
     async def begin(self, sample: ActiveSample) -> bool:
         """False: its environment has to answer first, as when this turn was written before."""
         stored = await retry(lambda: get_session(self._store, sample.id), "reading a sample in turns")
         if stored.session.acts or stored.session.done:
             return False
-        sample.prompt, sample.prefix = stored.prompt.tolist(), stored.response.tolist()
-        sample.turn = len(stored.turns)
+        number = sample.turn = len(stored.turns)
+        tokens, first = stored.before(number).tolist(), stored.prompt.tolist()
+        size = len(first) if tokens[: len(first)] == first else len(tokens)
+        sample.prompt, sample.prefix = tokens[:size], tokens[size:]
+        if self._context is not None:
+            sample.branches, sample.repeats = True, stored.repeats(number)
+            sample.spare, sample.most = self._context - size, stored.session.answers[number].most
         return True
 
     def close(self) -> None:

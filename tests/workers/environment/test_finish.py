@@ -1,0 +1,102 @@
+"""Turns become the rows of one sample: what is the policy's once, and what rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rhymed.messages import Answer, Fork, SampleId, SampleInfo, Session, Turn
+from rhymed_store.client import NewSample
+from rhymed_store.sessions import StoredSession
+from rhymed_workers.environment.finish import joined
+
+ID = SampleId(0, "p", 0)
+
+
+def stored(turns: Sequence[tuple[list[int], list[int]]], unused: Sequence[int] = ()) -> StoredSession:
+    """`turns`: (all tokens before it, its tokens); turn n has the version n and the log-prob -n - 1."""
+    answers = [Answer(length=len(turns[0][0]))]
+    answers += [Answer(length=len(before), kept=0) for before, _ in turns[1:]]
+    answers += [Answer(length=0, done=True, reward=0.5, unused=list(unused))]
+    made = [
+        Turn(length=len(tokens), finish_reason="stop", versions=[(number, len(tokens))])
+        for number, (_, tokens) in enumerate(turns)
+    ]
+    return StoredSession(
+        Session(id=ID, answers=answers, turns=made, drafted=[True] * len(turns)),
+        [*(np.array(before, np.uint32) for before, _ in turns), np.zeros(0, np.uint32)],
+        [np.array(tokens, np.uint32) for _, tokens in turns],
+        [np.full(len(tokens), -number - 1, np.float32) for number, (_, tokens) in enumerate(turns)],
+        [np.ones(len(tokens), np.bool_) for _, tokens in turns],
+    )
+
+
+def rows_of(sample: NewSample) -> list[list[int]]:
+    """As the contract of `Fork` says."""
+    prompt, tokens, info = list(sample.prompt_tokens), np.asarray(sample.tokens).tolist(), sample.info
+    starts = [fork.start for fork in info.forks]
+    parts = [tokens[start:end] for start, end in zip([0, *starts], [*starts, len(tokens)], strict=True)]
+    rows = [[*map(int, prompt), *parts[0]]]
+    for fork, part in zip(info.forks, parts[1:], strict=True):
+        rows.append([*rows[fork.row][: fork.shared], *part])
+    return rows
+
+
+def policy_of(sample: NewSample) -> list[int]:
+    info, tokens = sample.info, np.asarray(sample.tokens)
+    mask = np.repeat(np.arange(len(info.turns)) % 2 == 0, info.turns)
+    assert (np.asarray(sample.logprobs)[~mask] == 0).all()
+    assert not np.asarray(sample.drafted)[~mask].any()
+    return tokens[mask].tolist()
+
+
+def check(info: SampleInfo) -> None:
+    assert sum(info.turns) == info.length
+    assert sum(count for _, count in info.versions) == info.length
+    assert 0 not in info.turns[1:]
+
+
+def test_turns_that_continue_each_other_are_one_row() -> None:
+    sample = joined(stored([([1, 2], [3]), ([1, 2, 3, 4], [5, 6])]))
+    assert rows_of(sample) == [[1, 2, 3, 4, 5, 6]]
+    assert (sample.info.turns, sample.info.forks, sample.info.versions) == ([1, 1, 2], [], [(0, 2), (1, 2)])
+    assert sample.info.earned == 0.5
+
+
+def test_a_rewritten_conversation_shares_what_it_has_in_common() -> None:
+    sample = joined(stored([([1, 2], [3]), ([1, 2, 3, 4], [5]), ([1, 2, 3, 9], [6]), ([7], [8])]))
+    check(sample.info)
+    assert rows_of(sample) == [[1, 2, 3, 4, 5], [1, 2, 3, 9, 6], [7, 8]]
+    assert sample.info.forks == [Fork(start=3, row=0, shared=3), Fork(start=5, row=0, shared=0)]
+    assert policy_of(sample) == [3, 5, 6, 8]
+
+
+def test_branches_may_go_on_by_turns() -> None:
+    sample = joined(stored([([1], [2]), ([1, 9], [3]), ([1, 2, 4], [5]), ([1, 9, 3, 4], [6]), ([1, 9, 3, 7], [8])]))
+    check(sample.info)
+    assert rows_of(sample) == [[1, 2, 4, 5], [1, 9, 3, 4, 6], [1, 9, 3, 7, 8]]
+    assert sample.info.forks[1] == Fork(start=7, row=1, shared=3)
+    assert policy_of(sample) == [2, 5, 3, 6, 8]
+    assert sample.info.versions == [(0, 2), (2, 2), (1, 2), (3, 2), (4, 1)]
+
+
+def test_the_same_prompt_again_is_another_row_that_begins_with_a_token_of_the_prompt() -> None:
+    sample = joined(stored([([1, 2], [3]), ([1, 2], [4]), ([1, 2], [3])]))
+    check(sample.info)
+    assert rows_of(sample) == [[1, 2, 3], [1, 2, 4], [1, 2, 3]]
+    assert policy_of(sample) == [3, 4, 3]
+    assert sample.info.forks[0] == Fork(start=1, row=0, shared=1)
+
+
+def test_a_turn_that_goes_on_without_a_word_between_is_the_same_run() -> None:
+    sample = joined(stored([([1], [2]), ([1, 2], [3])]))
+    assert sample.info.turns == [2]
+    assert policy_of(sample) == [2, 3]
+
+
+def test_turns_of_a_lost_attempt_are_left_out() -> None:
+    sample = joined(stored([([1], [2]), ([1, 2, 3], [4]), ([1, 2, 5], [6])], unused=[1]))
+    assert rows_of(sample) == [[1, 2, 5, 6]]
+    other = joined(stored([([1], [2]), ([3], [4])], unused=[0]))
+    assert (rows_of(other), other.info.prompt_length) == ([[3, 4]], 1)

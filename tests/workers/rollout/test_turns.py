@@ -1,0 +1,77 @@
+"""Which prompt, how much room and which noise the turn of a sample has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from rhymed.config import Config
+from rhymed.messages import Answer, SampleId, Turn
+from rhymed.run.layout import layout_of
+from rhymed_store.client import StoreClient
+from rhymed_store.service import StoreService
+from rhymed_store.sessions import NewTurn, put_answer, put_turns
+from rhymed_workers.engines.base import Sampling, turn_seed
+from rhymed_workers.rollout.generation import ActiveSample, _of_turn
+from rhymed_workers.rollout.turns import Sessions
+from tests.store.stores import PROMPT
+
+ID = SampleId(0, PROMPT, 0)
+SAMPLING = Sampling(1.0, 1.0, 0, 0.0, max_tokens=20, seed=5)
+
+
+@pytest.fixture
+async def client(config: Config) -> AsyncIterator[StoreClient]:
+    where = layout_of(config)
+    async with StoreService(config.store, where).running():
+        client = StoreClient(where.store, "test")
+        yield client
+        client.close()
+
+
+async def write(client: StoreClient, number: int, answer: list[int], turn: list[int] | None, **fields: int) -> None:
+    await put_answer(client, ID, number, Answer(length=len(answer), **fields), answer)
+    if turn is not None:
+        made = Turn(length=len(turn), finish_reason="stop", versions=[(0, len(turn))])
+        await put_turns(
+            client, [NewTurn(ID, number, made, np.array(turn, np.uint32), np.zeros(len(turn), np.float32))]
+        )
+
+
+async def begun(client: StoreClient, context: int | None) -> ActiveSample:
+    sample = ActiveSample(ID, 0.0)
+    assert await Sessions(client, context).begin(sample)
+    return sample
+
+
+async def test_turns_of_tools_have_the_keys_and_the_room_that_they_had(client: StoreClient) -> None:
+    await write(client, 0, [1, 2], None)
+    assert _of_turn(await begun(client, None), SAMPLING) == SAMPLING
+    await write(client, 0, [1, 2], [3])
+    await write(client, 1, [4], None)
+    sample = await begun(client, None)
+    assert (sample.prompt, sample.prefix, sample.turn) == ([1, 2], [3, 4], 1)
+    sampling = _of_turn(sample, SAMPLING)
+    assert (sampling.max_tokens, sampling.seed) == (18, turn_seed(5, [1, 2], [3, 4]))
+
+
+async def test_turns_of_programs_have_the_key_of_what_they_asked(client: StoreClient) -> None:
+    await write(client, 0, [1, 2], [3], most=4)
+    await write(client, 1, [4], [5])
+    await write(client, 2, [], None, after=0, kept=2)
+    sample = await begun(client, 10)
+    assert (sample.prompt, sample.prefix, sample.repeats) == ([1, 2], [], 1)
+    assert _of_turn(sample, SAMPLING).seed == turn_seed(5, [1], [2], 1) != turn_seed(5, [1, 2], [])
+    assert _of_turn(sample, SAMPLING).max_tokens == 28, "prompt and response together have 30"
+    await write(client, 2, [], [6], after=0, kept=2)
+    await write(client, 3, [9], None, kept=0, most=7)
+    sample = await begun(client, 10)
+    assert (sample.prompt, sample.prefix, sample.repeats) == ([9], [], 0)
+    assert _of_turn(sample, SAMPLING).max_tokens == 7
+
+
+async def test_the_first_call_of_a_program_has_its_prompts_key_too(client: StoreClient) -> None:
+    await write(client, 0, [1, 2], None)
+    assert _of_turn(await begun(client, 10), SAMPLING).seed == turn_seed(5, [1, 2], [])
