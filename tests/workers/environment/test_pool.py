@@ -12,9 +12,9 @@ import pytest
 
 from rhymed.config import Config
 from rhymed.errors import EnvironmentFailed
-from rhymed_workers.environment.calls import Read
 from rhymed_workers.environment.pool import Environments
 from rhymed_workers.environment.protocol import Stepped, Wanted
+from rhymed_workers.sessions.calls import Read
 
 CHAT = [{"role": "user", "content": "Begin."}]
 

@@ -20,11 +20,11 @@ from rhymed.inputs.rows import Row
 from rhymed.service.retry import retry
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import StoredSession, begin_calls, get_session, put_answer
-from rhymed_workers.environment.calls import Read
-from rhymed_workers.environment.dialogue import Dialogue
-from rhymed_workers.environment.finish import complete_sample
 from rhymed_workers.environment.pool import Environments
 from rhymed_workers.environment.protocol import Stepped
+from rhymed_workers.sessions.calls import Read
+from rhymed_workers.sessions.dialogue import Dialogue
+from rhymed_workers.sessions.finish import complete_sample
 
 INTERRUPTED = "interrupted: the call had begun when its process ended, and may have been made; it is not made again"
 

@@ -15,9 +15,9 @@ from typing import Self
 from rhymed.config import Config
 from rhymed.errors import EnvironmentFailed
 from rhymed.inputs.rows import Row
-from rhymed_workers.environment.calls import Read
 from rhymed_workers.environment.process import EnvironmentProcess
 from rhymed_workers.environment.protocol import Answer, Chat, Close, Open, Ready, Request, Step, Stepped
+from rhymed_workers.sessions.calls import Read
 
 log = logging.getLogger(__name__)
 

@@ -7,19 +7,11 @@ from typing import Any, Literal
 import msgspec
 
 from rhymed.messages import Call
-
-Chat = list[dict[str, Any]]
-"""Messages with `role` and `content`."""
+from rhymed_workers.sessions.calls import Chat as Chat
+from rhymed_workers.sessions.calls import Wanted as Wanted
 
 Kind = Literal["tools", "methods", "text"]
 """Functions; a class whose public methods are tools, as TRL's; a class that reads text, as SkyRL-Gym's."""
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """A call that the policy asks for."""
-
-    name: str
-    arguments: dict[str, Any]
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):

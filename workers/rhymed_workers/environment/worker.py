@@ -29,9 +29,9 @@ from rhymed.text import counted
 from rhymed.wire.sockets import DONE, Client
 from rhymed_store.shards.client import connect
 from rhymed_workers.environment.actor import Actor
-from rhymed_workers.environment.dialogue import load_dialogue
 from rhymed_workers.environment.pool import Environments
 from rhymed_workers.membership import member
+from rhymed_workers.sessions.dialogue import load_dialogue
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 from rhymed.messages import Answer, Fork, SampleId, SampleInfo, Session, Turn
 from rhymed_store.client import NewSample
 from rhymed_store.sessions import StoredSession
-from rhymed_workers.environment.finish import joined
+from rhymed_workers.sessions.finish import joined
 
 ID = SampleId(0, "p", 0)
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from rhymed.config import Config
 from rhymed.errors import ConfigError, DataError
-from rhymed_workers.environment.calls import Read, parser_of
-from rhymed_workers.environment.protocol import Chat
+from rhymed_workers.sessions.calls import Chat, Read, parser_of
 
 TURN, RESULT = "STAND-IN-FOR-A-TURN", "STAND-IN-FOR-A-RESULT"
 TOOLS = (

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from rhymed.errors import ConfigError
-from rhymed_workers.environment.calls import hermes, parser_of
-from rhymed_workers.environment.protocol import Wanted
+from rhymed_workers.sessions.calls import Wanted, hermes, parser_of
 
 
 def call(body: str) -> str:

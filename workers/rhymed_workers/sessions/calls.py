@@ -11,11 +11,23 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from rhymed.errors import ConfigError
-from rhymed_workers.environment.protocol import Wanted
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 BLOCK = re.compile(rf"{BEGIN}(.*?)(?:{END}|(?={BEGIN})|\Z)", re.DOTALL)
+
+
+Chat = list[dict[str, Any]]
+"""Messages with `role` and `content`."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A call that the policy asks for."""
+
+    name: str
+    arguments: dict[str, Any]
 
 
 class Read(NamedTuple):

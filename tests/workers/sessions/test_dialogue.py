@@ -9,8 +9,8 @@ import pytest
 
 from rhymed.errors import ConfigError, DataError
 from rhymed.inputs.tokenizer import read_tokenizer
-from rhymed_workers.environment.dialogue import Dialogue
-from rhymed_workers.environment.protocol import Wanted
+from rhymed_workers.sessions.calls import Wanted
+from rhymed_workers.sessions.dialogue import Dialogue
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
