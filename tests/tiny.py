@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def write_tiny_model(folder: Path, hidden: int = 64, layers: int = 2) -> None:
+def write_tiny_model(folder: Path, hidden: int = 64, layers: int = 2, positions: int = 512) -> None:
     """As a Hugging Face folder."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -30,7 +30,7 @@ def write_tiny_model(folder: Path, hidden: int = 64, layers: int = 2) -> None:
         num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=1,

@@ -58,5 +58,30 @@ TASKS: dict[str, Task] = {
         before=("python {folder}/prepare.py",),
         change="Put your own parquet in place of `train.parquet`, and your `compute_score` into `score.py`.",
     ),
+    "calculator": Task(
+        about="an agent with a tool: multiplications, and a calculator that the model learns to call",
+        files={
+            name: f"calculator/{name}"
+            for name in ("config.toml", "tools.py", "reward.py", "train.jsonl", "held_out.jsonl")
+        },
+        explained={
+            "config.toml": "the run: model, rows, tools, turns, lengths",
+            "tools.py": "the tool: a function with type hints and a docstring, as TRL's `tools`",
+            "reward.py": "the reward: it sees the last turn, and the number of turns as a column",
+            "train.jsonl": "64 rows: `prompt` is a chat that shows two calls, and asks",
+            "held_out.jsonl": "32 rows that are only evaluated",
+        },
+        change="Write functions into `tools.py`, name them in `environment.tools`, and change rows and reward to fit.",
+    ),
+    "guess": Task(
+        about="a game in turns: guess a number, with a hint after each guess",
+        files={name: f"guess/{name}" for name in ("config.toml", "game.py", "train.jsonl")},
+        explained={
+            "config.toml": "the run: model, rows, environment, turns, lengths",
+            "game.py": "the environment: a class with `init` and `step`, as SkyRL-Gym's `BaseTextEnv`",
+            "train.jsonl": "20 rows: a prompt, and a secret number for the game",
+        },
+        change="Write another class into `game.py`, and name it in `environment.factory`; it gives the rewards.",
+    ),
 }
 DEFAULT = "arithmetic"
