@@ -83,6 +83,11 @@ class SampleInfo(Part, frozen=True, kw_only=True):
         """Response tokens that the policy wrote."""
         return sum(self.turns[::2]) if self.turns else self.length
 
+    @property
+    def turn_count(self) -> int:
+        """Turns of the policy that have tokens."""
+        return sum(map(bool, self.turns[::2])) if self.turns else 1
+
 
 class Turn(Part, frozen=True, kw_only=True):
     """What the policy wrote between two answers of a sample's environment, without its tokens."""

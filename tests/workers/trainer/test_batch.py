@@ -16,10 +16,11 @@ from rhymed.algorithms import ALGORITHMS
 from rhymed.config import Config, Trainer
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.algorithms.losses import token_losses
-from rhymed_workers.trainer.batch import Batch, assemble, sequences_of
+from rhymed_workers.trainer.batch import Batch, assemble
 from rhymed_workers.trainer.policy.backbone import Compute, hidden_states, load_model
 from rhymed_workers.trainer.policy.packing import MicroBatch, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy
+from rhymed_workers.trainer.turns import sequences_of
 from tests.workers.trainer.test_learner import rewarded, samples
 
 LONGEST = 12

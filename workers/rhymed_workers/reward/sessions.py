@@ -5,6 +5,7 @@ An environment's words are not the policy's, so a response that is scored has no
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from rhymed_store.client import StoredSample
 from rhymed_workers.scorers.setting import EARNED
 
 TRANSCRIPT, TURNS = "environment_transcript", "environment_turns"
-"""Columns besides `EARNED`: the whole response as text, and the number of turns."""
+"""Columns besides `EARNED`: the whole response as text, environment included, and the number of turns."""
 
 
 def last_turn(sample: StoredSample) -> StoredSample:
@@ -21,14 +22,16 @@ def last_turn(sample: StoredSample) -> StoredSample:
     turns = sample.info.turns
     if len(turns) < 2:
         return sample
-    last = len(turns) - 1 - (len(turns) + 1) % 2  # an environment's answer may be the last run
+    last = max(place for place in range(0, len(turns), 2) if turns[place] or not place)
     start = sum(turns[:last])
     return replace(sample, tokens=sample.tokens[start : start + turns[last]])
 
 
 def with_session(row: Row, sample: StoredSample, decode: Callable[[Sequence[StoredSample]], list[str]]) -> Row:
-    (text,) = decode([sample])
-    return {**row, EARNED: sample.info.earned, TRANSCRIPT: text, TURNS: (len(sample.info.turns) + 1) // 2}
+    """A sample of several rows has their own tokens one after another, as they were written."""
+    bounds = itertools.pairwise([0, *(fork.start for fork in sample.info.forks), sample.info.length])
+    texts = decode([replace(sample, tokens=sample.tokens[start:end]) for start, end in bounds])
+    return {**row, EARNED: sample.info.earned, TRANSCRIPT: "\n\n".join(texts), TURNS: sample.info.turn_count}
 
 
 def as_if_answered(row: Row, response: str) -> Row:

@@ -25,7 +25,7 @@ from rhymed_workers.trainer.algorithms.kl import kl
 from rhymed_workers.trainer.algorithms.tokens import Tokens
 from rhymed_workers.trainer.critic import targets as critic
 from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches
-from rhymed_workers.trainer.turns import learned, learned_mask
+from rhymed_workers.trainer.turns import learned, longest_response, sequences_of
 
 LogProbs = Callable[[Sequence[MicroBatch], int], Tensor]
 """(micro-batches, response tokens of the step) -> (N,) log-probs; NaN for tokens in no micro-batch."""
@@ -83,10 +83,6 @@ class Batch:
         )
 
 
-def sequences_of(samples: Sequence[StoredSample]) -> list[Sequences]:
-    return [Sequences(required(sample.prompt_tokens), sample.tokens, learned_mask(sample.info)) for sample in samples]
-
-
 def engine_logprobs(samples: Sequence[StoredSample]) -> Tensor:
     return torch.from_numpy(np.concatenate([learned(sample.info, required(sample.logprobs)) for sample in samples]))
 
@@ -124,7 +120,8 @@ def assemble(
         values_N = values(every, total)
         advantages_N, targets = critic.advantages(values_N, means_N, rewards_B, lengths_B, recipe, own_N, kl_N)
     signal_B = dense | recipe.dense | _any(advantages_N != 0, lengths_B)
-    updates = updates_of(kept_B & signal_B & _any(own_N > 0, lengths_B))
+    whole = recipe.whole_sequences(updates=len(parts))
+    updates = updates_of(kept_B & signal_B & _any(own_N > 0, lengths_B), whole=whole)
     if old_N is None and len(parts) > 1:
         old_N = policy(_flat(updates), total)
     return Batch(
@@ -181,11 +178,12 @@ def loss_weights(samples: Sequence[StoredSample]) -> tuple[Tensor, float | None]
 
 
 def _updates(
-    sequences: Sequence[Sequences], parts: Sequence[Part], micro_tokens: int, chosen_B: Tensor
+    sequences: Sequence[Sequences], parts: Sequence[Part], micro_tokens: int, chosen_B: Tensor, *, whole: bool = False
 ) -> list[list[MicroBatch]]:
-    """The chosen samples of every optimizer step."""
-    chosen = chosen_B.numpy()
-    return [micro_batches(sequences, part[chosen[part]], micro_tokens) for part in parts]
+    """The chosen samples of every optimizer step. `whole`: each in one micro-batch."""
+    chosen, sample = chosen_B.numpy(), np.array([sequence.sample for sequence in sequences])
+    every = [np.flatnonzero(np.isin(sample, part[chosen[part]])) for part in parts]
+    return [micro_batches(sequences, numbers.tolist(), micro_tokens, whole=whole) for numbers in every]
 
 
 def _any(found_N: Tensor, lengths_B: Tensor) -> Tensor:
@@ -207,7 +205,7 @@ def _rewards(samples: Sequence[StoredSample], recipe: Recipe, longest: int) -> t
     rewards_B = torch.tensor([sample.info.reward for sample in samples], dtype=torch.float64)
     if not recipe.overlong_cache:
         return rewards_B, None
-    lengths_B = torch.tensor([sample.info.length for sample in samples])
+    lengths_B = torch.tensor([longest_response(sample.info) for sample in samples])
     penalty_B = overlong_penalty(lengths_B, recipe, longest)
     return rewards_B + penalty_B, -float(penalty_B.mean())
 

@@ -21,7 +21,7 @@ from rhymed.inputs.models import resolve_model
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer import state
 from rhymed_workers.trainer.algorithms.losses import token_losses
-from rhymed_workers.trainer.batch import Batch, LogProbs, assemble, engine_logprobs, sequences_of
+from rhymed_workers.trainer.batch import Batch, LogProbs, assemble, engine_logprobs
 from rhymed_workers.trainer.critic.critic import Critic
 from rhymed_workers.trainer.optim import optimizer, schedule
 from rhymed_workers.trainer.policy.backbone import Compute
@@ -39,6 +39,7 @@ from rhymed_workers.trainer.teacher.distillation import Distillation, Targets
 from rhymed_workers.trainer.teacher.exact import distil, follow
 from rhymed_workers.trainer.tokenstats.step import StepStats
 from rhymed_workers.trainer.tokenstats.take import Taken
+from rhymed_workers.trainer.turns import sequences_of
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +230,8 @@ class TorchLearner:
 
     def _compare(self, samples: Sequence[StoredSample], sums: Sums) -> None:
         """No sample had a signal: engine and trainer are still compared, on one micro-batch."""
-        batches = micro_batches(sequences_of(samples), range(len(samples)), self._config.micro_tokens)
+        sequences = sequences_of(samples)
+        batches = micro_batches(sequences, range(len(sequences)), self._config.micro_tokens)
         if not batches:
             return
         logp_N = self.policy.logprobs(batches[0]).cpu()

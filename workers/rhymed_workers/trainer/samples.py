@@ -13,7 +13,7 @@ import numpy as np
 
 from rhymed.errors import StalenessBroken
 from rhymed_store.client import StoredSample
-from rhymed_workers.trainer.turns import are_wrong, turn_metrics
+from rhymed_workers.trainer.turns import problem, row_lengths, turn_metrics
 
 log = logging.getLogger(__name__)
 
@@ -64,18 +64,28 @@ def readable(
         prompt, response = sample.prompt_tokens, sample.tokens
         assert prompt is not None, "the learner asks for prompts' tokens"
         highest = max(int(prompt.max(initial=0)), int(response.max(initial=0)))
-        if are_wrong(sample.info):
-            why = f"turns {sample.info.turns[:8]} that are not its {len(response)} tokens, or none of the policy"
-        elif highest >= vocabulary:
+        why = problem(sample.info)
+        if not why and highest >= vocabulary:
             why = f"token {highest}, the model has {vocabulary}"
-        elif not 1 <= len(prompt) <= longest_prompt or len(response) > longest_response:
-            limits = f"allowed are 1 to {longest_prompt} and at most {longest_response}"
-            why = f"{len(prompt)} tokens of prompt and {len(response)} of response, {limits}"
-        else:
+        why = why or _too_long(sample, longest_prompt, longest_response)
+        if not why:
             kept.append(sample)
-            continue
-        log.error("left out of training: sample %s has %s", sample.info.id, why)
+        else:
+            log.error("left out of training: sample %s has %s", sample.info.id, why)
     return kept
+
+
+def _too_long(sample: StoredSample, longest_prompt: int, longest_response: int) -> str:
+    """Each of its rows has to fit the model. Empty: all do."""
+    prompt = sample.info.prompt_length
+    first, *others = row_lengths(sample.info)
+    if not 1 <= prompt <= longest_prompt or first - prompt > longest_response:
+        limits = f"allowed are 1 to {longest_prompt} and at most {longest_response}"
+        return f"{prompt} tokens of prompt and {first - prompt} of response, {limits}"
+    longest = max(others, default=0)
+    if longest > longest_prompt + longest_response:
+        return f"a row of {longest} tokens, allowed are {longest_prompt} + {longest_response}"
+    return ""
 
 
 def scored(sample: StoredSample) -> bool:

@@ -16,7 +16,7 @@ def plain(model: ValueModel, samples: list[Sequences]) -> Tensor:
     """The obvious way: one sample at a time; the state before a token ends with the token before it."""
     model.body.set_attn_implementation("sdpa")
     found = []
-    for prompt, response, _ in samples:
+    for prompt, response, *_ in samples:
         ids = torch.tensor(np.concatenate([prompt, response]).astype(np.int64))[None]
         hidden_NH = model.body(ids).last_hidden_state[0]
         found.append(model.head(hidden_NH[len(prompt) - 1 : -1]).squeeze(-1))
@@ -37,7 +37,7 @@ def test_values_are_those_of_the_states_before_the_tokens(
 
 
 def test_a_value_does_not_see_its_token(model: ValueModel, samples: list[Sequences]) -> None:
-    prompt, response, _ = samples[0]
+    prompt, response, *_ = samples[0]
     other = np.concatenate([response[:-1], [response[-1] ^ 1]])
     values = [model.values(micro_batches([Sequences(prompt, tokens)], [0], 64)[0]) for tokens in (response, other)]
     assert torch.equal(*values)

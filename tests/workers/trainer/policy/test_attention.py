@@ -23,7 +23,7 @@ SAMPLES = drawn([5, 17, 1], [9, 20, 3, 1, 31, 2, 12, 26])
 def separate(model: Any, samples: list[Sequences], temperature: float) -> Tensor:
     """(N,) log-probs by transformers' own attention, one sequence after the other."""
     found = []
-    for prompt, response, _ in samples:
+    for prompt, response, *_ in samples:
         ids = torch.from_numpy(np.concatenate([prompt, response]))[None]
         logp = (model(ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
         found.append(logp.gather(1, ids[0, len(prompt) :, None]).squeeze(1))

@@ -34,7 +34,7 @@ def plain(policy: Policy, samples: list[Sequences]) -> list[Tensor]:
     """The obvious way: one sample at a time, with transformers' own attention. (tokens, vocabulary) each."""
     found = []
     policy.model.set_attn_implementation("sdpa")
-    for prompt, response, _ in samples:
+    for prompt, response, *_ in samples:
         ids = torch.tensor(np.concatenate([prompt, response]).astype(np.int64))[None]
         found.append((policy.model(ids).logits[0, len(prompt) - 1 : -1] / policy.temperature).log_softmax(-1))
     policy.model.set_attn_implementation(NAME)

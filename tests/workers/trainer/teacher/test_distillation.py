@@ -105,7 +105,7 @@ def sampled(policy: Policy, config: Config, step: int) -> list[StoredSample]:
 def distributions(model: Any, sequences: list[Sequences], temperature: float = 1.0) -> Tensor:
     """(N, V) log-probs of every token at each place of the responses, by a `plain` model."""
     found = []
-    for prompt, response, _ in sequences:
+    for prompt, response, *_ in sequences:
         tokens = torch.tensor([[*map(int, prompt), *map(int, response)]])
         found.append((model(tokens).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1))
     return torch.cat(found)

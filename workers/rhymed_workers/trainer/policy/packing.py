@@ -1,8 +1,11 @@
-"""Packs samples into micro-batches, in numpy. Knows no rewards, no torch and no model.
+"""Packs sequences into micro-batches, in numpy. Knows no rewards, no torch and no model.
 
-A row is a prompt followed by the responses of several samples to it, so the prompt is computed once for all of them.
-Each response attends to the prompt and itself, not to its siblings, and its positions continue the prompt's: the
-outputs are those of separate sequences. The rows of a micro-batch lie end to end, without padding.
+A row is a prompt followed by several responses to it, so the prompt is computed once for all of them. Each response
+attends to the prompt and itself, not to its siblings, and its positions continue the prompt's: the outputs are those
+of separate sequences. The rows of a micro-batch lie end to end, without padding.
+
+A sample is one sequence, or several if its conversation was rewritten. Where a loss needs whole samples (`whole`), a
+sample's sequences are in one micro-batch.
 
 Axes: T tokens of the micro-batch, N response tokens of the micro-batch that are learned.
 """
@@ -20,11 +23,12 @@ Ints = NDArray[np.int64]
 
 
 class Sequences(NamedTuple):
-    """One sample's tokens."""
+    """A sample's tokens as the model reads them, or one of its several sequences."""
 
     prompt: NDArray[Any]  # (prompt tokens,) at least one
     response: NDArray[Any]  # (response tokens,)
     learned: NDArray[np.bool_] | None = None  # (response tokens,) False: an environment wrote it; None: all True
+    sample: int | None = None  # number of its sample; None: the number of the sequence
 
     @property
     def size(self) -> int:
@@ -35,8 +39,26 @@ class Sequences(NamedTuple):
 @dataclass
 class PackedRow:
     prompt: NDArray[Any]
-    samples: list[int] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
     length: int = 0  # tokens
+
+
+class Bundle:
+    """Rows of one micro-batch, of whole samples."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, PackedRow] = {}  # by prompt
+        self.length = 0  # tokens
+
+    def added(self, unit: Sequence[tuple[bytes, Sequences]]) -> int:
+        """Tokens that these sequences would add."""
+        prompts = {key: len(sequence.prompt) for key, sequence in unit if key not in self.rows}
+        return sum(prompts.values()) + sum(len(sequence.response) for _, sequence in unit)
+
+    def add(self, key: bytes, number: int, sequence: Sequences) -> None:
+        row = self.rows.setdefault(key, PackedRow(sequence.prompt, length=len(sequence.prompt)))
+        row.sequences.append(number)
+        row.length += len(sequence.response)
 
 
 @dataclass(frozen=True)
@@ -46,8 +68,9 @@ class MicroBatch:
     bounds: tuple[tuple[int, ...], ...]  # of each row, in T: its start, the end of its prompt, of its responses
     predictor_N: Ints  # index in T of the token that predicts this response token
     target_N: Ints  # the response token
-    flat_N: Ints  # its index among the response tokens of all samples, sample after sample
+    flat_N: Ints  # its index among the learned tokens of all samples, sample after sample
     sample_N: Ints  # the number of its sample
+    sequences: tuple[int, ...]  # the numbers of its sequences, in its order
 
     @property
     def tokens(self) -> int:
@@ -55,49 +78,65 @@ class MicroBatch:
         return len(self.tokens_T)
 
 
-def offsets(samples: Sequence[Sequences]) -> Ints:
-    """(samples + 1,): where each sample begins if the learned tokens of all are concatenated."""
-    return np.concatenate([[0], np.cumsum([sample.size for sample in samples], dtype=np.int64)])
+def offsets(sequences: Sequence[Sequences]) -> Ints:
+    """(sequences + 1,): where each begins if the learned tokens of all are concatenated."""
+    return np.concatenate([[0], np.cumsum([one.size for one in sequences], dtype=np.int64)])
 
 
-def micro_batches(samples: Sequence[Sequences], chosen: Sequence[int], micro_tokens: int) -> list[MicroBatch]:
-    """Every response token of the chosen samples exactly once, at most `micro_tokens` tokens per micro-batch.
+def micro_batches(
+    sequences: Sequence[Sequences], chosen: Sequence[int], micro_tokens: int, *, whole: bool = False
+) -> list[MicroBatch]:
+    """Every learned token of the chosen sequences exactly once, at most `micro_tokens` tokens per micro-batch.
 
-    A longer sample is alone in its micro-batch. The longest rows come first, so that too little memory shows at once.
+    A longer sequence is alone in its micro-batch; with `whole` a longer sample is. The longest come first, so that
+    too little memory shows at once.
     """
-    starts = offsets(samples)
-    packed = sorted(rows(samples, chosen, micro_tokens), key=lambda row: row.length, reverse=True)
+    starts = offsets(sequences)
+    packed = sorted(bundles(sequences, chosen, micro_tokens, whole=whole), key=lambda one: one.length, reverse=True)
     batches: list[list[PackedRow]] = []
     room = 0
-    for row in packed:
-        if batches and row.length <= room:
-            batches[-1].append(row)
+    for bundle in packed:
+        if batches and bundle.length <= room:
+            batches[-1] += bundle.rows.values()
         else:
-            batches.append([row])
+            batches.append([*bundle.rows.values()])
             room = micro_tokens
-        room -= row.length
-    return [_lay_out(batch, samples, starts) for batch in batches]
+        room -= bundle.length
+    return [_lay_out(batch, sequences, starts) for batch in batches]
 
 
-def rows(samples: Sequence[Sequences], chosen: Sequence[int], micro_tokens: int) -> list[PackedRow]:
-    """Samples of equal prompts share rows, in the order given. Empty responses are left out."""
-    packed: list[PackedRow] = []
-    open_rows: dict[bytes, PackedRow] = {}
+def bundles(sequences: Sequence[Sequences], chosen: Sequence[int], micro_tokens: int, *, whole: bool) -> list[Bundle]:
+    """Sequences of equal prompts share rows, in the order given. Those of which nothing is learned are left out."""
+    found: list[Bundle] = []
+    open_bundles: dict[bytes, Bundle] = {}
+    for unit in _units(sequences, chosen, whole=whole):
+        keyed = [(np.asarray(sequences[number].prompt, np.int64).tobytes(), sequences[number]) for number in unit]
+        first = keyed[0][0]
+        bundle = open_bundles.get(first)
+        if bundle is None or bundle.length + bundle.added(keyed) > micro_tokens:
+            bundle = open_bundles[first] = Bundle()
+            found.append(bundle)
+        bundle.length += bundle.added(keyed)
+        for number, (key, sequence) in zip(unit, keyed, strict=True):
+            bundle.add(key, number, sequence)
+    return found
+
+
+def _units(sequences: Sequence[Sequences], chosen: Sequence[int], *, whole: bool) -> list[list[int]]:
+    """Sequences that have to stay together."""
+    units: dict[int, list[int]] = {}
     for number in chosen:
-        prompt, response, _ = samples[number]
-        if not len(response):
-            continue
-        key = np.asarray(prompt, np.int64).tobytes()
-        row = open_rows.get(key)
-        if row is None or row.length + len(response) > micro_tokens:
-            row = open_rows[key] = PackedRow(prompt, length=len(prompt))
-            packed.append(row)
-        row.samples.append(number)
-        row.length += len(response)
-    return packed
+        if sequences[number].size:
+            units.setdefault(_sample(sequences, number) if whole else number, []).append(number)
+    return list(units.values())
 
 
-def _lay_out(group: list[PackedRow], samples: Sequence[Sequences], starts: Ints) -> MicroBatch:
+def _sample(sequences: Sequence[Sequences], number: int) -> int:
+    sample = sequences[number].sample
+    return number if sample is None else sample
+
+
+def _lay_out(group: list[PackedRow], sequences: Sequence[Sequences], starts: Ints) -> MicroBatch:
     tokens, positions, bounds = [], [], []
     predictors, targets, flat, numbers = [], [], [], []
     at = 0
@@ -106,16 +145,17 @@ def _lay_out(group: list[PackedRow], samples: Sequence[Sequences], starts: Ints)
         bound = [at, at + length]
         tokens.append(np.asarray(row.prompt, np.int64))
         positions.append(np.arange(length))
-        for number in row.samples:
-            response = np.asarray(samples[number].response, np.int64)
+        for number in row.sequences:
+            sequence = sequences[number]
+            response = np.asarray(sequence.response, np.int64)
             first, count = bound[-1], len(response)
             tokens.append(response)
             positions.append(np.arange(length, length + count))
-            own = slice(None) if samples[number].learned is None else samples[number].learned
+            own = slice(None) if sequence.learned is None else sequence.learned
             predictors.append(np.concatenate([[at + length - 1], np.arange(first, first + count - 1)])[own])
             targets.append(response[own])
             flat.append(np.arange(starts[number], starts[number + 1]))
-            numbers.append(np.full(samples[number].size, number))
+            numbers.append(np.full(sequence.size, _sample(sequences, number)))
             bound.append(first + count)
         bounds.append(tuple(bound))
         at = bound[-1]
@@ -127,4 +167,5 @@ def _lay_out(group: list[PackedRow], samples: Sequence[Sequences], starts: Ints)
         np.concatenate(targets),
         np.concatenate(flat),
         np.concatenate(numbers),
+        tuple(number for row in group for number in row.sequences),
     )

@@ -14,7 +14,7 @@ from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.policy.policy import Policy
 from rhymed_workers.trainer.sums import Sums
 from rhymed_workers.trainer.teacher.distillation import Targets
-from rhymed_workers.trainer.teacher.local import same_samples
+from rhymed_workers.trainer.teacher.local import same_tokens
 
 
 def distil(policy: Policy, micro: MicroBatch, batch: Batch, taught: Targets, sums: Sums, *, alone: bool) -> Tensor:
@@ -43,7 +43,7 @@ def follow(policy: Policy, micro: MicroBatch, taught: Targets) -> None:
 
 
 def _read_by_teacher(micro: MicroBatch, taught: Targets) -> MicroBatch | None:
-    return same_samples(micro, taught.sequences) if taught.policy else None
+    return same_tokens(micro, taught.sequences) if taught.policy else None
 
 
 def _fitted(teacher_NV: Tensor | None, vocabulary: int) -> Tensor | None:

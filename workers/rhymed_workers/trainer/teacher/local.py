@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from torch import Tensor
 
 from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches
@@ -20,13 +19,13 @@ WHOLE = 1 << 60
 def logprobs(
     teacher: Policy, sequences: Sequence[Sequences], micro_tokens: int, ranks: Alone, progress: Step
 ) -> Tensor:
-    """(N,) of all response tokens, sample after sample. Each rank makes a share of the passes."""
+    """(N,) of all learned tokens, sample after sample. Each rank makes a share of the passes."""
     batches = micro_batches(sequences, range(len(sequences)), micro_tokens)
-    count = sum(len(sequence.response) for sequence in sequences)
+    count = sum(sequence.size for sequence in sequences)
     return passes.logprobs(teacher, ranks, batches, count, progress)
 
 
-def same_samples(micro: MicroBatch, sequences: Sequence[Sequences]) -> MicroBatch:
-    """The samples of the policy's micro-batch behind the teacher's prompts."""
-    (batch,) = micro_batches(sequences, np.unique(micro.sample_N).tolist(), WHOLE)
+def same_tokens(micro: MicroBatch, sequences: Sequence[Sequences]) -> MicroBatch:
+    """The sequences of the policy's micro-batch behind the teacher's prompts."""
+    (batch,) = micro_batches(sequences, sorted(micro.sequences), WHOLE)
     return batch

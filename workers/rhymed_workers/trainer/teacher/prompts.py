@@ -9,7 +9,7 @@ import numpy as np
 from rhymed.inputs.supervision.demonstrations import TeacherRenderer
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.policy.packing import Sequences
-from rhymed_workers.trainer.turns import learned_mask
+from rhymed_workers.trainer.turns import sequences_of
 
 
 class TeacherPrompts:
@@ -20,17 +20,13 @@ class TeacherPrompts:
         self.reads_rows = render is not None
 
     def sequences(self, samples: Sequence[StoredSample]) -> list[Sequences]:
-        """One per sample, in their order. Raises `DataError` for a row that has no demonstration."""
+        """Those of the policy, in their order. Raises `DataError` for a row that has no demonstration."""
+        if self._render is None:
+            return sequences_of(samples)
         prompts: dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
-        sequences = []
         for sample in samples:
-            if self._render is None:
-                assert sample.prompt_tokens is not None, "samples are fetched with prompt tokens"
-                sequences.append(Sequences(sample.prompt_tokens, sample.tokens, learned_mask(sample.info)))
-                continue
             name = sample.info.id.prompt
             if name not in prompts:
                 assert sample.row is not None, "samples are fetched with their rows"
                 prompts[name] = np.array(self._render(f"prompt {name}", sample.row), np.int64)
-            sequences.append(Sequences(prompts[name], sample.tokens, learned_mask(sample.info)))
-        return sequences
+        return sequences_of(samples, [prompts[sample.info.id.prompt] for sample in samples])

@@ -1,0 +1,143 @@
+"""Rows of a sample, what is refused of them, and the metrics of turns."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rhymed.messages import Fork
+from rhymed_workers.trainer.learner import TorchLearner
+from rhymed_workers.trainer.policy.packing import micro_batches
+from rhymed_workers.trainer.samples import readable, sample_metrics
+from rhymed_workers.trainer.turns import longest_response, problem, row_lengths, sequences_of
+from tests.workers.trainer import test_learner as learners
+from tests.workers.trainer.sessions import cut_out, rows, sessions
+from tests.workers.trainer.test_learner import changed, samples
+
+learner = learners.learner
+PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+
+
+def test_the_rows_are_those_of_the_forks() -> None:
+    given = sessions(0)
+    expected = [(number, row) for number, sample in enumerate(given) for row in rows(sample)]
+    found = sequences_of(given)
+    assert len(found) == len(expected) > len(given)
+    for sequence, (number, (tokens, learned)) in zip(found, expected, strict=True):
+        assert sequence.sample == number
+        assert [*sequence.prompt, *sequence.response] == tokens
+        assert sequence.learned is not None
+        assert sequence.learned.tolist() == learned[len(sequence.prompt) :]
+        assert not any(learned[: len(sequence.prompt)])
+        assert len(sequence.prompt)
+
+
+def test_lengths_are_those_of_rows() -> None:
+    for sample in sessions(0):
+        lengths = [len(tokens) for tokens, _ in rows(sample)]
+        assert row_lengths(sample.info) == lengths
+        assert longest_response(sample.info) == max(lengths) - sample.info.prompt_length
+    for sample in samples(0):
+        assert row_lengths(sample.info) == [sample.info.prompt_length + sample.info.length]
+        assert longest_response(sample.info) == sample.info.length
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 30, 60, 4096])
+def test_a_sample_is_whole_in_one_micro_batch_where_that_is_needed(micro_tokens: int) -> None:
+    given = sequences_of(sessions(0))
+    batches = micro_batches(given, range(len(given)), micro_tokens, whole=True)
+    found = [sorted({given[number].sample for number in batch.sequences}) for batch in batches]
+    assert sorted(itertools.chain(*found)) == list(range(12))
+    assert all(
+        batch.tokens <= micro_tokens for batch, numbers in zip(batches, found, strict=True) if len(numbers) > 1
+    )
+    apart = micro_batches(given, range(len(given)), micro_tokens)
+    assert all(batch.tokens <= micro_tokens or len(batch.sequences) == 1 for batch in apart)
+    for every in (batches, apart):
+        flat = np.concatenate([batch.flat_N for batch in every])
+        assert sorted(flat.tolist()) == list(range(sum(sequence.size for sequence in given)))
+
+
+def test_rows_of_equal_prompts_share_them() -> None:
+    sample = sessions(0)[3]  # its rows 3 and 4 begin with the same tokens, and rows 1 and 2 with the prompt
+    given = sequences_of([sample])
+    (batch,) = micro_batches(given, range(4), 4096, whole=True)
+    assert batch.tokens == 2 * sample.info.prompt_length + 2 + sample.info.length
+    assert len(batch.bounds) == 2
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"turns": [3, 2]}, "turns [3, 2] that are not its 7 tokens"),
+    ({"turns": [0, 7]}, "or none of the policy"),
+    ({"turns": [-1, 2, 6]}, "turns [-1, 2, 6]"),
+    ({"forks": [Fork(start=4, row=0, shared=5)]}, "a row that begins within a turn, at token 4"),
+    ({"turns": [], "forks": [Fork(start=4, row=0, shared=5)]}, "a row that begins within a turn, at token 4"),
+    ({"forks": [Fork(start=0, row=0, shared=5)]}, "rows that begin at [0, 7] of its 7 tokens"),
+    ({"forks": [Fork(start=7, row=0, shared=5)]}, "rows that begin at [7, 7]"),
+    ({"forks": [Fork(start=5, row=0, shared=5), Fork(start=3, row=0, shared=5)]}, "rows that begin at [5, 3, 7]"),
+    ({"forks": [Fork(start=3, row=1, shared=5)]}, "row 1 that continues row 1, which is not before it"),
+    ({"forks": [Fork(start=3, row=0, shared=9)]}, "row 1 that shares 9 tokens of the 8 of row 0"),
+    ({"forks": [Fork(start=5, row=0, shared=0)]}, "row 1 without a token before the policy's"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), WRONG, ids=str)
+def test_a_sample_with_other_rows_than_tokens_is_left_out_in_words(
+    fields: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = sessions(0)[0]
+    assert given.info.turns == [3, 2, 2]
+    assert problem(given.info) == ""
+    with caplog.at_level(logging.ERROR):
+        assert readable(0, [changed(given, **fields), given], 0, 256, 16, 16) == [given]
+    assert words in caplog.text
+
+
+def test_every_row_has_to_fit_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    """A response may be longer than the limit if no row is: it is the sum of several."""
+    given = sessions(0)
+    longest = max(max(row_lengths(sample.info)[1:], default=0) for sample in given)
+    first = max(row_lengths(sample.info)[0] - sample.info.prompt_length for sample in given)
+    assert max(sample.info.length for sample in given) > first
+    assert readable(0, given, 0, 256, 16, first) == given
+    assert len(readable(0, given, 0, 256, 16, first - 1)) < len(given)
+    copies = [Fork(start=3, row=0, shared=8), Fork(start=5, row=1, shared=10)]
+    grown = changed(given[0], forks=copies)
+    assert row_lengths(grown.info) == [8, 10, 12]
+    with caplog.at_level(logging.ERROR):
+        assert readable(0, [grown], 0, 256, 5, 7) == [grown]
+        assert readable(0, [grown], 0, 256, 5, 6) == []
+    assert "a row of 12 tokens, allowed are 5 + 6" in caplog.text
+    assert longest > 0
+
+
+def test_metrics_of_turns_are_means_over_samples_and_on_the_page(learner: Callable[..., TorchLearner]) -> None:
+    given = sessions(0)
+    found = sample_metrics(0, given, given)
+    counts = [3 if s.info.turns == [2, 3, 1, 1, 4, 2] else sum(map(bool, s.info.turns[::2])) for s in given]
+    assert found["turns/mean"] == pytest.approx(np.mean(counts))
+    assert found["turns/max"] == 5
+    assert found["turns/rows"] == pytest.approx(np.mean([len(rows(sample)) for sample in given]))
+    written = sum(sum(learned) for sample in given for _, learned in rows(sample))
+    assert found["turns/environment_ratio"] == pytest.approx(1 - written / sum(s.info.length for s in given))
+    assert found["reward/earned"] == 1.5
+    unearned = sample_metrics(0, [changed(sample, earned=None) for sample in given], given)
+    assert "reward/earned" not in unearned
+    assert not [name for name in sample_metrics(0, cut_out(given), given) if name.startswith("turns/")]
+    names = {name for row in PAGE.splitlines() if row.startswith("| `") for name in _names(row)}
+    assert set(learner().train(given)) <= names
+
+
+def _names(row: str) -> list[str]:
+    """Of the row's first cell: names, and endings of the one before."""
+    found: list[str] = []
+    for name in re.findall(r"`([^`]+)`", row.split(" | ")[0]):
+        found.append(found[-1].rpartition("/")[0] + name if name.startswith("/") else name)
+    return found
