@@ -9,14 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from rhymed.messages import Fork
+from rhymed_store.client import StoredSample
+from rhymed_workers.sessions.finish import joined
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.policy.packing import micro_batches
 from rhymed_workers.trainer.samples import readable, sample_metrics
 from rhymed_workers.trainer.turns import longest_response, problem, row_lengths, sequences_of
+from tests.workers.sessions.test_finish import stored
 from tests.workers.trainer import test_learner as learners
 from tests.workers.trainer.sessions import cut_out, rows, sessions
 from tests.workers.trainer.test_learner import changed, samples
@@ -37,6 +42,26 @@ def test_the_rows_are_those_of_the_forks() -> None:
         assert sequence.learned.tolist() == learned[len(sequence.prompt) :]
         assert not any(learned[: len(sequence.prompt)])
         assert len(sequence.prompt)
+
+
+@hypothesis.given(st.data())
+def test_what_programs_write_is_learned_once_after_what_they_asked(data: st.DataObject) -> None:
+    """Turns that ask with any beginning of what was said before, joined to a sample as the workers do it."""
+    words = st.lists(st.integers(2, 5), min_size=1, max_size=3)
+    turns: list[tuple[list[int], list[int]]] = []
+    for number in range(data.draw(st.integers(1, 5))):
+        before, said = data.draw(st.sampled_from(turns)) if turns else ([], [])
+        kept = data.draw(st.integers(0, len(before) + len(said)))
+        turns.append(((before + said)[:kept] + data.draw(words), [10 * number + 10 + k for k in data.draw(words)]))
+    sample = joined(stored(turns))
+    assert problem(sample.info) == ""
+    kept_sample = StoredSample(sample.info, np.asarray(sample.tokens), None, np.asarray(sample.prompt_tokens))
+    found = sorted(
+        [*sequence.prompt.tolist(), *sequence.response[: place + 1].tolist()]
+        for sequence in sequences_of([kept_sample])
+        for place in np.flatnonzero(sequence.learned if sequence.learned is not None else sequence.response >= 0)
+    )
+    assert found == sorted(before + said[: place + 1] for before, said in turns for place in range(len(said)))
 
 
 def test_lengths_are_those_of_rows() -> None:

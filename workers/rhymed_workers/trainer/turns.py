@@ -6,7 +6,8 @@ no log-prob, advantage, entropy or mean ever includes one.
 A sample has one row, or several if its program rewrote or branched the conversation (`SampleInfo.forks`). A row is
 the tokens that a row before it shares with it, and its own; each token of the response is one row's own, so it is
 learned once. In every mean over samples the rows of a sample count as one sample, whose tokens are those of all its
-rows, in the order in which they were written. They have the sample's reward and share its advantage.
+rows, row after row. They have the sample's reward and share its advantage; for an estimate of advantages over time
+(GAE, returns) the rows follow each other as the turns of one row do.
 """
 
 from __future__ import annotations
