@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rhymed.errors import DataError
 from rhymed.history.folder import RunFolder
-from rhymed.history.pieces import pieces
 from rhymed.history.prompts import by_epoch
+from rhymed.history.responses.pieces import pieces
 from rhymed.inputs.rows import prompt_text
 from rhymed.printable import visible
 from rhymed.style import plain_table

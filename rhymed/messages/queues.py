@@ -36,14 +36,16 @@ class WorkerRow(Part, Worded, frozen=True, kw_only=True):
 
 
 class GroupRow(Part, frozen=True, kw_only=True):
-    """Progress of one prompt's samples. The four counts sum to the group size."""
+    """Progress of one prompt's samples. All counts but `longest` sum to the group size."""
 
     prompt: PromptId
     waiting: Count
     running: Count
     written: Count  # generated, or being scored
     settled: Count  # scored, filtered or dropped
-    longest: Count = 0  # tokens, among running samples
+    turned: Count = 0  # with a turn, or not begun, for their environment to answer
+    acting: Count = 0  # being answered by their environment
+    longest: Count = 0  # tokens, among running, turned and acting samples
 
 
 class StepRow(Part, Worded, frozen=True, kw_only=True):

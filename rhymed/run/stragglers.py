@@ -40,12 +40,25 @@ def stragglers(snapshot: Queues) -> dict[str, str]:
     return problems
 
 
+def has_environments(snapshot: Queues) -> bool:
+    """Whether its samples have turns, which environment workers answer."""
+    acts = any(snapshot.queues.get(state) for state in ("turned", "acting"))
+    return acts or any(row.role == "environment" for row in snapshot.workers)
+
+
+def shown_states(snapshot: Queues) -> list[str]:
+    """Without those that this run has no samples in because it has no environments, or no dynamic sampling."""
+    hidden = set() if has_environments(snapshot) else {"turned", "acting"}
+    hidden |= set() if snapshot.queues.get("filtered") else {"filtered"}
+    return [state for state in snapshot.queues if state not in hidden]
+
+
 def starting(snapshot: Queues) -> str:
     """The roles of which no worker has joined; empty: none, or the broker reports it as a trouble."""
     if snapshot.finished or any(" is here" in trouble for trouble in snapshot.troubles):
         return ""
     here = {row.role for row in snapshot.workers}
-    acts = bool(snapshot.queues.get("turned", 0))  # only a run with environments has such samples
+    acts = has_environments(snapshot)
     missing = [name for role, name in NAMES if role not in here and (acts or role != "environment")]
     return (
         f"starting: {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} not joined yet" if missing else ""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rhymed.messages import EVAL, Queues
 from rhymed.printable import line as line_of
-from rhymed.run.stragglers import starting
+from rhymed.run.stragglers import shown_states, starting
 from rhymed.style import COLOURS, bar
 from rhymed.text import age
 from rhymed.top import detail, steps
@@ -169,7 +169,8 @@ def link_text(ui: UiState, now: float) -> tuple[str, str]:
 
 def depths(queues: Queues, width: int) -> list[Text]:
     """Every queue: its name, its depth, the age of its oldest sample."""
-    states = [state for state in COLOURS if state in queues.queues and (state != "filtered" or queues.queues[state])]
+    there = shown_states(queues)
+    states = [state for state in COLOURS if state in there]
     for state in QUEUE_DROP_ORDER:
         if len(states) * QUEUE_CELLS > width and state in states:
             states.remove(state)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rhymed.messages import Group, GroupRow, Member, Queues, StepRow
 from rhymed.printable import line as line_of
+from rhymed.run.stragglers import has_environments
 from rhymed.style import COLOURS, GLYPHS, bar
 from rhymed.text import age, step_name
 from rhymed.top.table import Cell, Column
@@ -19,12 +20,14 @@ from rhymed.top.text import UNKNOWN, count, cut, fill, number
 PARTS = (
     ("settled", "settled", "█", "yellow"),
     ("written", "generated", "▓", "blue"),
-    ("acting", "acting", "▒", "bright_cyan"),
-    ("turned", "turned", "▒", "bright_cyan"),
+    ("acting", "acting", "▞", "bright_cyan"),
+    ("turned", "turned", "░", "bright_cyan"),
     ("running", "running", "▒", "cyan"),
     ("waiting", "waiting", "·", "grey50"),
 )
 """Of a group's bar: field of GroupRow, title, glyph, colour."""
+ENVIRONMENTS = ("acting", "turned")
+"""Fields that only a run with environments has."""
 
 CELL = 11  # width of a group without its bar: prompt and tokens
 GROUP_BAR = 12
@@ -74,7 +77,7 @@ def group_lines(queues: Queues, width: int, height: int) -> list[Text]:
     longest = min(GROUP_BAR, max(sum(getattr(row, field) for field, *_ in PARTS) for row in step.rows))
     across = (width + 1) // (CELL + longest + 1)
     shown = step.rows[: across * (height - 1)]
-    lines = [_legend(step.groups - len(shown))]
+    lines = [_legend(step.groups - len(shown), with_environments=has_environments(queues))]
     for start in range(0, len(shown), across):
         line = Text(no_wrap=True)
         for row in shown[start : start + across]:
@@ -83,11 +86,13 @@ def group_lines(queues: Queues, width: int, height: int) -> list[Text]:
     return lines
 
 
-def _legend(more: int) -> Text:
+def _legend(more: int, *, with_environments: bool) -> Text:
     """`more`: groups that are not shown."""
     text = Text(no_wrap=True)
     text.append(fill("groups", NAME) + " ", style="bold dim")
-    for _, title, glyph, colour in PARTS:
+    for field, title, glyph, colour in PARTS:
+        if field in ENVIRONMENTS and not with_environments:
+            continue
         text.append(glyph, style=colour)
         text.append(f" {title}  ", style="dim")
     text.append("longest", style="dim")
@@ -136,6 +141,12 @@ def _size(field: str, title: str) -> Column[GroupEntry]:
         title, max(7, len(title)), lambda group: (str(size(group) or ""), ""), size, right=True,
         rank=4 if field == "written" else 3, descending=True,
     )  # fmt: skip
+
+
+def group_columns(queues: Queues | None) -> tuple[Column[GroupEntry], ...]:
+    if queues is not None and has_environments(queues):
+        return GROUP_COLUMNS
+    return tuple(column for column in GROUP_COLUMNS if column.title not in ENVIRONMENTS)
 
 
 GROUP_COLUMNS: tuple[Column[GroupEntry], ...] = (

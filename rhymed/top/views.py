@@ -54,7 +54,7 @@ def _unsorted(ui: UiState) -> Listing:
             rows = steps.group_entries(queues, ui.filter) if queues else ()
             more = steps.unlisted(queues) if queues else 0
             title = f"{TITLES['groups']}{f', and {more:,} more' if more else ''}"
-            return Listing(rows, steps.GROUP_COLUMNS, _name, none or "no step is open", title)
+            return Listing(rows, steps.group_columns(queues), _name, none or "no step is open", title)
         case "worker":
             row = workers.find(queues.workers, ui.worker) if queues else None
             rows = workers.held_samples(row, ui.filter) if row else ()

@@ -56,8 +56,16 @@ def _name(entry: WorkerEntry) -> tuple[int, list[tuple[int, int | str]]]:
 
 
 def _activity(row: WorkerRow, problem: str = "") -> str:
-    parts = ["DRAINED" if row.drained else "", problem, line_of(row.phase)]
+    parts = ["DRAINED" if row.drained else "", problem, line_of(row.phase), *_calls(row)]
     return ", ".join(part for part in parts if part) or UNKNOWN
+
+
+def _calls(row: WorkerRow) -> list[str]:
+    """Of tools and environments, since the worker started."""
+    if row.role != "environment" or "environment/calls" not in row.stats:
+        return []
+    calls, errors = count(row.stats["environment/calls"]), row.stats.get("environment/call_errors", 0)
+    return [f"{count(errors)} of {calls} calls failed" if errors else f"{calls} calls"]
 
 
 def _activity_cell(entry: WorkerEntry) -> Cell:

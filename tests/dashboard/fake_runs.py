@@ -31,8 +31,8 @@ class FakeRun:
     asked = 3
     missing = ""
 
-    def __init__(self, name, steps=20, prompts=24, live=True, text=None, refuses=None):
-        self.name, self.live, self.text, self.prompts = name, live, text, prompts
+    def __init__(self, name, steps=20, prompts=24, live=True, text=None, refuses=None, turns=False):
+        self.name, self.live, self.text, self.prompts, self.turns = name, live, text, prompts, turns
         self.rows = [step_row(step) for step in range(steps)]
         self.spans, self.events = timeline(steps)
         self.refuses = {**(refuses or {}), "prompts/ffff": "there is no prompt ffff"}
@@ -180,14 +180,40 @@ class FakeRun:
             "state": "trained", "reason": "", "versions": [[step, 30], [step + 1, 12]],
             "drafted": sum(count for count, drafted in SHAPE if drafted) if step > PER_EPOCH else 0,
             "text": "".join(piece["text"] for piece in pieces)[:300],
+            **self.session_of(index),
         }  # fmt: skip
+
+    def session_of(self, index):
+        """The runs of a response: each has a run of `SHAPE`'s parts, the second and the fourth its environment's."""
+        if not self.turns:
+            return {"session": None, "runs": []}
+        calls = [
+            [{"name": "add", "seconds": 0.004, "error": ""}],
+            [{"name": "divide", "seconds": 2.5, "error": HOSTILE}],
+        ]
+        runs = [
+            {
+                "turn": at // 2, "environment": bool(at % 2), "tokens": count, "fork": None,
+                "calls": calls[at // 2] if at in (0, 2) else [],
+            }
+            for at, (count, _) in enumerate(SHAPE)
+        ]  # fmt: skip
+        runs[4]["fork"] = {"row": 0, "shared": 17}
+        session = {
+            "turns": 3, "rows": 2, "calls": 2, "errors": 1, "earned": 0.5,
+            "environment_tokens": SHAPE[1][0] + SHAPE[3][0],
+        }  # fmt: skip
+        return {"session": session, "runs": runs, "read": "with add and divide"}
 
     def pieces(self, step, index):
         if self.text:
             return [{"text": self.text, "drafted": True}, {"text": self.text, "drafted": False}]
         if step <= PER_EPOCH:
             return [{"text": "first we add " * 20, "drafted": False}]
-        return [{"text": "and so " * count, "drafted": drafted} for count, drafted in SHAPE]
+        return [
+            {"text": "and so " * count, "drafted": drafted} | ({"run": run} if self.turns else {})
+            for run, (count, drafted) in enumerate(SHAPE)
+        ]
 
     def sample(self, step, id, index):
         row = self.sample_row(int(step), id, int(index))

@@ -255,7 +255,8 @@ def test_every_queue_is_shown_as_long_as_the_run_lives(show, server):
     run = FakeRun("queues")
     page = show(run)
     page.wait("document.querySelectorAll('.queues li').length", 6)
-    said = {name: page.text(f"[data-queue={name}]") for name in list(PURPOSE)[:6]}
+    usual = [name for name in PURPOSE if name not in ("turned", "acting", "trained", "filtered", "dropped")]
+    said = {name: page.text(f"[data-queue={name}]") for name in usual}
     assert said["waiting"] == f" waiting3{PURPOSE['waiting']}oldest 2 s"
     assert said["running"] == f" running8{PURPOSE['running']}oldest 12.5 s"
     assert all(said[name].endswith(f"0{PURPOSE[name]}") for name in ("generated", "scoring", "training"))
@@ -270,6 +271,13 @@ def test_every_queue_is_shown_as_long_as_the_run_lives(show, server):
     many = [open_step(20 + step, waiting=4) for step in range(9)]
     run.send(server.loop, "queues", run.queues() | {"open_steps": many})
     page.wait(f"{steps}.at(-1)", "and 3 more steps")
+    workers = [*run.queues()["workers"], worker_row("environment-0", -1)]
+    acting = run.queues() | {"workers": workers, "open_steps": [open_step(20, acting=4, turned=12)]}
+    run.send(server.loop, "queues", acting | {"queues": {"acting": 4, "turned": 12}, "oldest_s": {"acting": 5.0}})
+    page.wait("document.querySelectorAll('.queues li').length", 8)
+    assert page.text("[data-queue=acting]") == f" acting4{PURPOSE['acting']}oldest 5 s"
+    assert page.text("[data-queue=turned]") == f" turned12{PURPOSE['turned']}"
+    assert page.read(steps) == ["step 211 of 4 groups ready, open for 42 s: 12 turned, 4 acting"]
     run.live = False
     run.send(server.loop, "end", run.run(None))
     page.wait("document.getElementById('connection').textContent", "run ended")
@@ -431,6 +439,37 @@ def test_the_text_of_a_response_shows_what_was_chosen(show):
     assert page.read("[...document.querySelectorAll('.shade')].at(-1).title") == "not known"
     assert (page.count(".shade.plus"), page.count(".shade.minus")) == (22, 19)
     assert page.text(".full:last-child .drafting") == "There is nothing from its training: it is not trained."
+
+
+TEXTS = (
+    "[...document.querySelectorAll('.full:first-child .turn')].map(e => e.querySelector('.response')?.textContent)"
+)
+
+
+def test_the_turns_of_a_response_are_told_apart_with_their_calls(show):
+    page = show(FakeRun("turns", turns=True), hash=f"#samples/{5:016x}")
+    page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
+    assert "3 turns2 rows2 calls, 1 failed" in page.text(".card-head")
+    page.click(".matrix-row:nth-child(3) .card:nth-child(3) a")
+    page.wait("document.querySelectorAll('.full').length", 2)
+    heads = page.read("[...document.querySelectorAll('.full:first-child h4')].map(e => e.textContent)")
+    assert heads == [
+        "Turn 112 tokens", "Environment9 tokensadd 4 ms", "Turn 23 tokens",
+        f"Environment14 tokensdivide 2.5 s: {HOSTILE}", "Turn 34 tokens",
+    ]  # fmt: skip
+    assert page.read(TEXTS) == ["and so " * count for count, _ in SHAPE]
+    assert page.text(".full .row-begins") == "Row 2 begins after the first 17 tokens of row 1"
+    assert page.read("[...document.querySelectorAll('.full:first-child .drafting')].map(e => e.textContent)") == [
+        "23 of 19 tokens (121 %) were accepted drafts",  # those of this response are its environment's
+        "23 of 42 tokens are its environment's, and are not trained; it gave the reward 0.5",
+    ]
+    for kind in ("difference", "logprob"):  # whatever is marked, the runs have the same text
+        choose(page, "Marked in the text", kind)
+        page.wait("document.querySelectorAll('.full:first-child mark:not(.changed)').length", 0)
+        assert page.read(TEXTS) == ["and so " * count for count, _ in SHAPE]
+    assert "owned" not in page.read("Object.keys(window)")
+    page.read(f"location.hash = '#samples/{5:016x}/2/1'")  # its text could not be cut
+    page.wait("document.querySelector('.turn .response')?.textContent.startsWith('first we add')")
 
 
 def test_differences_are_words(plain):

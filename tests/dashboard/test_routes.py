@@ -17,6 +17,7 @@ from rhymed_store.database.tables import Reader
 from rhymed_store.inspect.browse import Browse
 from tests.dashboard.rows import NOW, queues, row
 from tests.history.folders import APPLES, PEARS, two_epochs, write_store
+from tests.history.sessions import GOT, RAISED, write_sessions
 
 
 async def test_a_run_that_is_over(run: Path, serve: Any) -> None:
@@ -163,6 +164,31 @@ async def test_one_sample(run: Path, serve: Any) -> None:
         assert "tokens" not in answer
         assert answer["pieces"] == [{"text": "GHIJK", "drafted": True}, {"text": "LMNOy", "drafted": False}]
         assert answer["missing"] == ""
+
+
+async def test_a_sample_in_turns_is_cut_into_its_runs_with_their_calls(bare: Path, serve: Any) -> None:
+    write_store(bare, [])
+    write_sessions(bare)
+    async with serve(bare) as ask:
+        _, answer = await ask(f"/api/samples/{GOT}")
+        assert answer["session"] == {
+            "turns": 2, "rows": 1, "calls": 1, "errors": 0, "environment_tokens": 2, "earned": None,
+        }  # fmt: skip
+        assert [(run["turn"], run["environment"], run["tokens"]) for run in answer["runs"]] == [
+            (0, False, 4), (0, True, 2), (1, False, 3),
+        ]  # fmt: skip
+        assert [run["calls"] for run in answer["runs"]] == [[{"name": "add", "seconds": 0.004, "error": ""}], [], []]
+        assert [(piece["text"], piece["drafted"], piece["run"]) for piece in answer["pieces"]] == [
+            ("GH", True, 0), ("IJ", False, 0), ("ab", False, 1), ("QRS", False, 2),
+        ]  # fmt: skip
+        assert answer["read"] == "<pad><eos>!"
+        _, answer = await ask(f"/api/samples/{GOT}?tokens=1")
+        assert [row["logprob"] for row in answer["tokens"]] == [0.0] * 4 + [None] * 2 + [0.0] * 3
+        _, answer = await ask(f"/api/samples/{RAISED}")
+        assert (answer["session"]["calls"], answer["session"]["errors"]) == (3, 1)
+        assert answer["runs"][-1]["calls"] == [{"name": "divide", "seconds": 1.25, "error": "division by zero"}]
+        _, answer = await ask(f"/api/prompts/{APPLES}")
+        assert [row["session"]["turns"] for row in answer["epochs"][0]["samples"]] == [2, 2, 1]
 
 
 async def test_one_sample_token_by_token(run: Path, serve: Any) -> None:

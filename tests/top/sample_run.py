@@ -6,6 +6,8 @@ import math
 import os
 from pathlib import Path
 
+from msgspec import structs
+
 from rhymed.messages import (
     EVAL,
     GpuUsage,
@@ -60,6 +62,30 @@ def group_row(number: int) -> GroupRow:
     return GroupRow(
         prompt=f"{(number * 0x9E3779B97F4A7C15) % 16**16:016x}", waiting=waiting, running=running, written=written,
         settled=8 - running - written - waiting, longest=53 * running,
+    )  # fmt: skip
+
+
+def with_environments() -> Queues:
+    """Samples with turns, of which some wait for their environment or are with it."""
+    stats = {"environment/calls": 1200.0, "environment/call_errors": 3.0, "environment/answers": 800.0}
+    environment = WorkerRow(
+        worker="environment-0", role="environment", host="node-0", pid=8, slots=16, version=-1, phase="act",
+        silent_s=0.1, holding=[], held=6, stats=stats,
+    )  # fmt: skip
+    usual = snapshot(workers=2)
+    rows = [
+        GroupRow(
+            prompt=f"{n:016x}", waiting=1, running=3 - n, written=0, settled=2, turned=1, acting=1 + n, longest=90
+        )
+        for n in range(4)
+    ]
+    step = StepRow(
+        step=12, states={"waiting": 4, "running": 6, "turned": 4, "acting": 10, "scored": 8},
+        groups_ready=0, groups=4, open_s=2.0, rows=rows,
+    )  # fmt: skip
+    return structs.replace(
+        usual, queues=usual.queues | {"turned": 4, "acting": 10}, oldest_s={"turned": 0.4, "acting": 1.5},
+        workers=[environment, *usual.workers], open_steps=[step],
     )  # fmt: skip
 
 

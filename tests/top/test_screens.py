@@ -15,7 +15,7 @@ from rhymed.top import text as words
 from rhymed.top.screen import paint
 from rhymed.top.state import Connection, Question, UiState
 from rhymed.top.table import Column, draw, fit, scroll
-from tests.top.sample_run import NOW, group, make_ui, rollout, same, snapshot
+from tests.top.sample_run import NOW, group, make_ui, rollout, same, snapshot, with_environments
 
 
 def plain(seen: UiState, width: int, height: int, now: float = NOW) -> list[str]:
@@ -73,6 +73,15 @@ def test_groups_a_worker_and_a_sample() -> None:
     seen.view, seen.group, seen.prompt = "group", group(), (12, f"{1:016x}")
     seen.selected["group"] = "0"
     same("group-100x30", plain(seen, 100, 30))
+
+
+def test_samples_that_their_environment_answers() -> None:
+    seen = make_ui(with_environments())
+    same("environments-100x30", plain(seen, 100, 30))
+    seen.view = "groups"
+    same("environments-groups-120x20", plain(seen, 120, 20))
+    seen.view, seen.worker = "worker", "environment-0"
+    same("environments-worker-100x20", plain(seen, 100, 20))
 
 
 def test_what_is_gone_is_said() -> None:

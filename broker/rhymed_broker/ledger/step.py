@@ -91,17 +91,20 @@ class OpenStep:
     def group(self, prompt: str) -> list[Sample]:
         return [self.samples[SampleId(self.step, prompt, index)] for index in range(self._sizes[prompt])]
 
-    def row(self, prompt: str, running: Sequence[int] = ()) -> GroupRow:
-        """A group's progress. `running`: tokens of each of its running samples."""
+    def row(self, prompt: str, begun: Sequence[Sample] = ()) -> GroupRow:
+        """A group's progress. `begun`: its running, turned and acting samples."""
         unsettled = self._unsettled[prompt]
         waiting = len(self.unassigned["waiting"].get(prompt, ()))
+        states = Counter(sample.state for sample in begun)
         return GroupRow(
             prompt=prompt,
             waiting=waiting,
-            running=len(running),
-            written=unsettled - waiting - len(running),
+            running=states["running"],
+            turned=states["turned"],
+            acting=states["acting"],
+            written=unsettled - waiting - len(begun),
             settled=self._sizes[prompt] - unsettled,
-            longest=max(running, default=0),
+            longest=max((sample.tokens for sample in begun), default=0),
         )
 
     def prompts(self) -> Iterator[str]:

@@ -34,7 +34,7 @@ class RunInfo:
 
 def queues(ledger: Ledger, now: float, run: RunInfo, *, only: str | None = None) -> messages.Queues:
     """`only`: with the samples of this worker alone; None: of all workers."""
-    running = _running(ledger)
+    begun = _begun(ledger)
     depths, waiting = ledger.samples.depths(), ledger.samples.queues
     return messages.Queues(
         run=run.name,
@@ -50,7 +50,7 @@ def queues(ledger: Ledger, now: float, run: RunInfo, *, only: str | None = None)
             for name, worker in sorted(ledger.workers.by_name.items())
         ],
         open_steps=[
-            _step(open_step, now, running.get(step, {})) for step, open_step in ledger.samples.open_steps.items()
+            _step(open_step, now, begun.get(step, {})) for step, open_step in ledger.samples.open_steps.items()
         ],
         metrics=run.metrics,
         val=run.evaluation,
@@ -118,23 +118,23 @@ def _worker(worker: Worker, now: float, *, with_samples: bool) -> messages.Worke
     )
 
 
-def _running(ledger: Ledger) -> dict[int, dict[str, list[int]]]:
-    """Step -> prompt -> tokens of each sample that is being written, or waits for its environment."""
-    running: dict[int, dict[str, list[int]]] = {}
+def _begun(ledger: Ledger) -> dict[int, dict[str, list[Sample]]]:
+    """Step -> prompt -> its samples that are being written, or that their environment answers or has to."""
+    begun: dict[int, dict[str, list[Sample]]] = {}
     queues = ledger.samples.queues
     for sample in chain(queues["running"], queues["turned"], queues["acting"]):
-        running.setdefault(sample.id.step, {}).setdefault(sample.id.prompt, []).append(sample.tokens)
-    return running
+        begun.setdefault(sample.id.step, {}).setdefault(sample.id.prompt, []).append(sample)
+    return begun
 
 
-def _groups(open_step: OpenStep, running: dict[str, list[int]]) -> list[messages.GroupRow]:
-    """The first `GROUPS`, running ones first, the longest before the others. Costs O(running samples)."""
-    first = heapq.nlargest(GROUPS, running, key=lambda prompt: max(running[prompt]))
-    others = (prompt for prompt in open_step.prompts() if prompt not in running)
-    return [open_step.row(prompt, running.get(prompt, ())) for prompt in islice(chain(first, others), GROUPS)]
+def _groups(open_step: OpenStep, begun: dict[str, list[Sample]]) -> list[messages.GroupRow]:
+    """The first `GROUPS`, begun ones first, the longest before the others. Costs O(begun samples)."""
+    first = heapq.nlargest(GROUPS, begun, key=lambda prompt: max(sample.tokens for sample in begun[prompt]))
+    others = (prompt for prompt in open_step.prompts() if prompt not in begun)
+    return [open_step.row(prompt, begun.get(prompt, ())) for prompt in islice(chain(first, others), GROUPS)]
 
 
-def _step(open_step: OpenStep, now: float, running: dict[str, list[int]]) -> messages.StepRow:
+def _step(open_step: OpenStep, now: float, begun: dict[str, list[Sample]]) -> messages.StepRow:
     return messages.StepRow(
         step=open_step.step,
         states={str(state): count for state, count in open_step.counts.items() if count},
@@ -143,5 +143,5 @@ def _step(open_step: OpenStep, now: float, running: dict[str, list[int]]) -> mes
         filtered=len(open_step.filtered),
         refilled=open_step.refilled,
         open_s=now - open_step.meter.opened_at,
-        rows=_groups(open_step, running),
+        rows=_groups(open_step, begun),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rhymed.cli.options import add_examples, add_where, make_parser
 from rhymed.output import show_json
-from rhymed.run.stragglers import starting, stragglers
+from rhymed.run.stragglers import shown_states, starting, stragglers
 from rhymed.style import COLOURS, plain_table
 from rhymed.text import age, counted, readable, step_name
 
@@ -129,9 +129,8 @@ def _disbelieved(snapshot: Queues) -> Iterator[str]:
 
 def _queues(snapshot: Queues) -> RenderableType:
     table = _table("queue", "samples", "oldest", "")
-    for state, depth in snapshot.queues.items():
-        if state == "filtered" and not depth:
-            continue  # without dynamic sampling there are none
+    for state in shown_states(snapshot):
+        depth = snapshot.queues[state]
         oldest = age(snapshot.oldest_s[state]) if state in snapshot.oldest_s else "-"
         table.add_row(_coloured(state, state), str(depth), oldest, f"[dim]{PURPOSE.get(state, '')}[/]")
     return table

@@ -16,7 +16,8 @@ import numpy as np
 from rhymed.dashboard.data.tokens import tokens_of
 from rhymed.errors import RowUnsuitable, StoreDamaged, UnknownSample
 from rhymed.history.folder import RunFolder
-from rhymed.history.pieces import pieces
+from rhymed.history.responses.pieces import pieces_of_runs
+from rhymed.history.responses.turns import Run, made, runs_of, turns_in
 from rhymed.inputs.rows import prompt_text
 from rhymed.messages import GetSamples, SampleId, SampleInfo
 from rhymed_store.inspect.browse import Browse, Response
@@ -59,16 +60,39 @@ def sample_page(folder: RunFolder, sample: SampleId, *, by_token: bool = False) 
     response = next((response for response in responses if response.info.id == sample), None)
     if response is None:
         raise UnknownSample(f"the store has no sample {sample}")
-    parts = [] if sample in missing else pieces(folder.decode or _ids, response.tokens, response.drafted)
+    runs = [] if sample in missing else runs_of(response)
+    parts = [] if sample in missing else _pieces(folder, response, runs)
     return {
         **_row(response),
         "epoch": epochs_of(response.info.id.step for response in responses)[sample.step],
         "prompt": text_of(folder.browse, sample.prompt),
         **columns_of(folder.browse, sample.prompt),
-        "pieces": [piece._asdict() for piece in parts if piece.text],
+        "read": _read(folder, response),
+        "pieces": parts,
+        "runs": [_run(run) for run in runs],
         **(tokens_of(folder, response) if by_token and sample not in missing else {}),
         "missing": missing.get(sample) or folder.missing,
     }
+
+
+def _pieces(folder: RunFolder, response: Response, runs: Sequence[Run]) -> list[Row]:
+    """`run`: to which of the runs a piece belongs, where there are any."""
+    starts = [run.start for run in runs] or [0]
+    found = pieces_of_runs(folder.decode or _ids, response.tokens, response.drafted, starts)
+    return [
+        piece._asdict() | ({"run": number} if runs else {})
+        for number, own in enumerate(found)
+        for piece in own
+        if piece.text
+    ]
+
+
+def _read(folder: RunFolder, response: Response) -> str | None:
+    """The prompt as the policy read it, with what its environment and its tools added. None: it is the row's, or
+    has no text."""
+    if not response.info.turns or folder.decode is None or not len(response.prompt_tokens):
+        return None
+    return folder.decode([response.prompt_tokens])[0]
 
 
 def text_of(browse: Browse, prompt: str) -> str:
@@ -127,6 +151,30 @@ def _row(response: Response) -> Row:
         "reason": response.reason,
         "versions": info.versions,
         "drafted": None if drafted is None else int(drafted.sum()),
+        "session": _session(response) if info.turns else None,
+    }
+
+
+def _session(response: Response) -> Row:
+    """Of a sample in turns."""
+    info, calls = response.info, made(response)
+    return {
+        "turns": turns_in(info),
+        "rows": len(info.forks) + 1,
+        "calls": len(calls),
+        "errors": sum(bool(call.error) for call in calls),
+        "environment_tokens": info.length - info.learned,
+        "earned": info.earned,
+    }
+
+
+def _run(run: Run) -> Row:
+    return {
+        "turn": run.turn,
+        "environment": run.environment,
+        "tokens": run.tokens,
+        "calls": [{"name": call.name, "seconds": call.seconds, "error": call.error} for call in run.calls],
+        "fork": run.fork and {"row": run.fork.row, "shared": run.fork.shared},
     }
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from rhymed.errors import StoreDamaged, UnknownSample
 from rhymed.history.folder import RunFolder
-from rhymed.history.pieces import cut, whole_characters
+from rhymed.history.responses.pieces import cut, whole_characters
+from rhymed.history.responses.turns import runs_of
 from rhymed.messages import EVAL, GetSamples
 from rhymed_store.inspect.browse import Response
 
@@ -26,11 +27,13 @@ MOST = 4000  # tokens of a response: each is decoded on its own
 def tokens_of(folder: RunFolder, response: Response) -> dict[str, Any]:
     """`tokens`: rows of text, `logprob` (natural, of the distribution it was sampled from), `version` and, from
     training, `trainer` (log-prob), `entropy`, `mismatch` and `advantage`. A row has several tokens where these are
-    one character; its numbers are their sums, of advantages the mean. `unknown` and `untrained`: why there are none.
+    one character; its numbers are their sums, of advantages the mean. Tokens of an environment have no numbers, as no
+    policy sampled them. `unknown` and `untrained`: why there are none.
     `trained_version`: of the policy that training computed them with."""
     tokens = response.tokens[:MOST]
     logprobs, unknown = _logprobs(folder, response)
     starts = whole_characters(folder.decode, tokens, list(range(len(tokens)))) if folder.decode else []
+    given = _given(response)
     texts = cut(folder.decode, tokens, starts) if folder.decode and starts else None
     if texts is None:
         why = folder.missing or "the text cannot be split into its tokens"
@@ -40,13 +43,21 @@ def tokens_of(folder: RunFolder, response: Response) -> dict[str, Any]:
     rows = [
         {
             "text": text,
-            "logprob": None if logprobs is None else float(logprobs[start:end].sum()),
-            "version": int(versions[start]) if start < len(versions) else None,
-            **(_of(stats, start, end) if stats is not None else {}),
+            "logprob": None if logprobs is None or given[start] else float(logprobs[start:end].sum()),
+            "version": int(versions[start]) if start < len(versions) and not given[start] else None,
+            **(_of(stats, start, end) if stats is not None and not given[start] else {}),
         }
         for text, (start, end) in zip(texts, pairwise([*starts, len(tokens)]), strict=True)
     ]
     return {"tokens": rows, "unknown": unknown, "untrained": untrained, "trained_version": version}
+
+
+def _given(response: Response) -> NDArray[np.bool_]:
+    """Which tokens its environment wrote."""
+    given = np.zeros(len(response.tokens), np.bool_)
+    for run in runs_of(response):
+        given[run.start : run.end] = run.environment
+    return given
 
 
 def _of(stats: Stats, start: int, end: int) -> dict[str, float | None]:

@@ -34,7 +34,8 @@ export function responseText(pieces, label) {
 /** How many tokens of a sample were accepted drafts. */
 export function draftedSentence(row) {
     if (row.drafted == null) return "It is not known which tokens were accepted drafts.";
-    return `${whole(row.drafted)} of ${plural(row.length, "token")} (${percent(row.length ? row.drafted / row.length : 0)}) were accepted drafts`;
+    const length = row.length - (row.session?.environment_tokens ?? 0); // those that the policy wrote
+    return `${whole(row.drafted)} of ${plural(length, "token")} (${percent(length ? row.drafted / length : 0)}) were accepted drafts`;
 }
 
 function mark(piece) {

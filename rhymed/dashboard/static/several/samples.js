@@ -6,6 +6,7 @@ import { link, route } from "../lib/route.js";
 import { promptText } from "../views/samples/details.js";
 import { absent, card, grid, meanReward } from "../views/samples/grid.js";
 import { epochName } from "../views/samples/response.js";
+import { sessionFacts } from "../views/samples/turns.js";
 import * as api from "./api.js";
 import { heading } from "./settings.js";
 
@@ -181,7 +182,7 @@ function cell({ run, epoch }, prompt, at) {
     if (!sample) return absent("none");
     return card(sample, {
         href: `run/${encodeURIComponent(run)}/${link("samples", [prompt, sample.step, sample.index])}`,
-        facts: [h("span", {}, `${whole(sample.length)} tokens`)],
+        facts: [h("span", {}, `${whole(sample.length)} tokens`), ...sessionFacts(sample)],
         lacking: "no text",
     });
 }

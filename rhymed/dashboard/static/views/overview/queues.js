@@ -9,11 +9,14 @@ const MOST = 6; // open steps shown: those trained next, and the last
 const QUEUES = {
     waiting: ["for a rollout worker", "--c8"],
     running: ["being generated", "--c1"],
+    turned: ["for an environment worker", "--c7"],
+    acting: ["being answered by their environment", "--c4"],
     generated: ["for a reward worker", "--c6"],
     scoring: ["being scored", "--c5"],
     scored: ["for the rest of the step", "--c2"],
     training: ["with the trainer", "--c3"],
 };
+const OF_ENVIRONMENTS = ["turned", "acting"]; // other runs have no such samples
 const FINAL = { trained: "--c3", filtered: "--muted", dropped: "--bad" }; // states that no sample leaves
 
 export class QueuePanel {
@@ -39,7 +42,9 @@ export class QueuePanel {
         if (this.element.hidden) return;
         fill(
             this.queues,
-            Object.entries(QUEUES).map(([name, [purpose, colour]]) => queue(name, purpose, colour, queues)),
+            Object.entries(QUEUES)
+                .filter(([name]) => !OF_ENVIRONMENTS.includes(name) || hasEnvironments(queues))
+                .map(([name, [purpose, colour]]) => queue(name, purpose, colour, queues)),
         );
         const open = queues.open_steps.slice().sort((a, b) => a.step - b.step);
         const shown = open.filter((_, at) => at < MOST - 1 || at === open.length - 1); // an evaluation is the last
@@ -51,6 +56,12 @@ export class QueuePanel {
             open.length === 0 && h("li", { class: "muted" }, "no step is open"),
         );
     }
+}
+
+function hasEnvironments({ queues, workers }) {
+    return (
+        OF_ENVIRONMENTS.some((name) => queues[name] > 0) || workers.some(({ role }) => role === "environment")
+    );
 }
 
 function queue(name, purpose, colour, { queues, oldest_s: oldest }) {

@@ -17,6 +17,17 @@ export function promptText(text) {
     );
 }
 
+/** The prompt of a response in turns, as the policy read it: its environment wrote it. */
+export function readText({ read }) {
+    if (read == null) return null;
+    return h(
+        "details",
+        { class: "panel prompt" },
+        h("summary", {}, "Prompt as the policy read it, with its tools"),
+        responseText([{ text: read, drafted: null }], "Prompt as the policy read it"),
+    );
+}
+
 /** The reference answer, if a column has one, and below it all columns. */
 export function rowColumns({ row, answer }) {
     const names = Object.keys(row ?? {});

@@ -5,7 +5,7 @@ import * as api from "../../lib/api.js";
 import { empty, fill, h, option, set } from "../../lib/dom.js";
 import { plural } from "../../lib/format.js";
 import { matrix } from "./matrix.js";
-import { learningCurve, promptText, rowColumns } from "./details.js";
+import { learningCurve, promptText, readText, rowColumns } from "./details.js";
 import { byToken, OVERLAYS, overlays } from "./overlay.js";
 import { epochName, fullResponse } from "./response.js";
 
@@ -211,6 +211,7 @@ export class Group {
                 this.overlayChoice(samples.length),
             ),
             promptText(samples[0].prompt ?? this.prompt.text),
+            readText(samples[0]),
             rowColumns(this.prompt),
             shown.every((content) => content == null) &&
                 h(

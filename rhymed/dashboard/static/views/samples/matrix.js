@@ -5,6 +5,7 @@ import { number, percent, stepName, whole } from "../../lib/format.js";
 import { link } from "../../lib/route.js";
 import { absent, card, grid, meanReward } from "./grid.js";
 import { epochName } from "./response.js";
+import { sessionFacts } from "./turns.js";
 
 /** `indices`: of the responses shown; `query`: the part of the address that links keep. */
 export function matrix(prompt, epochs, indices, query) {
@@ -31,7 +32,8 @@ function head(epoch) {
 }
 
 function response(prompt, sample, query) {
-    const { drafted, length } = sample;
+    const { drafted } = sample;
+    const length = sample.length - (sample.session?.environment_tokens ?? 0);
     const share =
         drafted != null &&
         length > 0 &&
@@ -39,7 +41,7 @@ function response(prompt, sample, query) {
     return card(sample, {
         href: link("samples", [prompt.id, sample.step, sample.index], query),
         label: `Response ${sample.index + 1}, ${stepName(sample.step)}`,
-        facts: [h("span", {}, `${whole(length)} tokens`), share],
+        facts: [h("span", {}, `${whole(sample.length)} tokens`), share, ...sessionFacts(sample)],
         lacking: sample.reason || (prompt.missing ? "" : "Its text was not kept."),
     });
 }

@@ -6,6 +6,7 @@ import { difference } from "./diff.js";
 
 const DARKEST = 5; // nats: a probability below 1 % has the full shade
 const UNCERTAIN = 2; // nats of entropy with the full shade: as uncertain as seven equal choices
+const GIVEN = "of its environment, or not known";
 const APART = 0.1; // nats of mismatch with the full shade: probabilities that differ by a tenth
 
 /** value, label, whether it needs two responses. */
@@ -51,22 +52,23 @@ function logprobs(sample) {
             sample,
             `There are no log-probabilities: ${sample.unknown || sample.missing || "none are stored"}.`,
         );
-    const sum = sample.tokens.reduce((a, { logprob }) => a + logprob, 0);
+    const known = sample.tokens.map(({ logprob }) => logprob).filter((logprob) => logprob != null);
+    const mean = known.reduce((a, b) => a + b, 0) / (known.length || 1);
     return shaded(sample, ({ logprob }) => [
-        Math.min(1, -logprob / DARKEST),
-        `log-prob ${number(logprob)}, probability ${number(Math.exp(logprob))}`,
-        `mean log-prob ${number(sum / sample.tokens.length)} nats per token: the stronger the shade, the less probable`,
+        logprob == null ? 0 : Math.min(1, -logprob / DARKEST),
+        logprob == null ? GIVEN : `log-prob ${number(logprob)}, probability ${number(Math.exp(logprob))}`,
+        `mean log-prob ${number(mean)} nats per token: the stronger the shade, the less probable`,
     ]);
 }
 
 function versions(sample) {
     if (!sample.tokens?.length)
         return plain(sample, sample.unknown || "The tokens of this response are not known.");
-    const newest = Math.max(...sample.tokens.map(({ version }) => version ?? 0));
-    const oldest = Math.min(...sample.tokens.map(({ version }) => version ?? newest));
+    const newest = sample.tokens.reduce((most, { version }) => Math.max(most, version ?? 0), 0);
+    const oldest = sample.tokens.reduce((least, { version }) => Math.min(least, version ?? newest), newest);
     return shaded(sample, ({ version }) => [
-        newest > oldest ? (newest - version) / (newest - oldest) : 0,
-        `policy version ${version}`,
+        newest > oldest ? (newest - (version ?? newest)) / (newest - oldest) : 0,
+        version == null ? GIVEN : `policy version ${version}`,
         newest > oldest
             ? `policy versions ${oldest} to ${newest}: the stronger the shade, the older the weights`
             : `all of policy version ${newest}`,

@@ -13,6 +13,7 @@ import {
     whole,
 } from "../../lib/format.js";
 import { draftedSentence, responseText } from "../../lib/pieces.js";
+import { environmentSentence, sessionFacts, turnsText } from "./turns.js";
 
 /** `content`: {pieces, note} to be shown instead of the accepted drafts. */
 export function fullResponse(sample, prompt, run, content = null) {
@@ -37,6 +38,7 @@ export function fullResponse(sample, prompt, run, content = null) {
             parts(sample),
             advantage(sample, epoch),
             h("span", {}, `${whole(sample.length)} tokens`),
+            sessionFacts(sample),
             finish(sample),
             sample.state && h("span", { class: "muted" }, sample.state),
         ),
@@ -49,14 +51,20 @@ export function fullResponse(sample, prompt, run, content = null) {
             ),
         ),
         h("p", { class: "drafting" }, content?.note ?? draftedSentence(sample)),
+        sample.session && h("p", { class: "drafting" }, environmentSentence(sample)),
         sample.missing && h("p", { class: "note" }, sample.missing),
         (sample.pieces?.length > 0 || !sample.missing) &&
-            responseText(
+            responseBody(
+                sample,
                 content?.pieces ?? sample.pieces ?? [],
                 `${name}, text of response ${sample.index + 1}`,
             ),
         h("footer", { class: "muted" }, versions, sample.reason && `; ${sample.reason}`),
     );
+}
+
+function responseBody(sample, pieces, name) {
+    return sample.runs?.length ? turnsText(sample, pieces, name) : responseText(pieces, name);
 }
 
 export function epochName(epoch) {
@@ -95,6 +103,7 @@ function advantage(sample, epoch) {
 }
 
 export function finish(sample) {
-    const words = { length: "cut at the length limit", abort: "aborted" }[sample.finish_reason];
+    const limit = sample.session ? "cut at the limit of length or turns" : "cut at the length limit";
+    const words = { length: limit, abort: "aborted" }[sample.finish_reason];
     return words && h("span", { class: "cut" }, words);
 }

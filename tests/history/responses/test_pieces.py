@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymed.history.folder import Decode
-from rhymed.history.pieces import pieces
+from rhymed.history.responses.pieces import pieces
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Splits a response's text where its tokens begin or stop being accepted drafts. Pure.
+"""Splits a response's text where its tokens begin or stop being accepted drafts, and where its turns end. Pure.
 
 Invariant: the pieces concatenated are the whole text. A character of several tokens is never split: it belongs to the
 piece in which it begins.
@@ -6,6 +6,8 @@ piece in which it begins.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -26,16 +28,33 @@ class Piece(NamedTuple):
 
 def pieces(decode: Decode, tokens: NDArray[np.uint32], drafted: NDArray[np.bool_] | None) -> list[Piece]:
     """`drafted`: per token. One piece where that is unknown, or where the text cannot be split."""
+    return pieces_of_runs(decode, tokens, drafted, [0])[0]
+
+
+def pieces_of_runs(
+    decode: Decode, tokens: NDArray[np.uint32], drafted: NDArray[np.bool_] | None, runs: Sequence[int]
+) -> list[list[Piece]]:
+    """As above, for each run of the response; `runs`: where they begin, 0 first. All text is in the first run where
+    it cannot be split."""
     (whole,) = decode([tokens])
-    if drafted is None or not len(tokens):
-        return [Piece(whole, None)]
-    changes = [0, *(np.flatnonzero(drafted[1:] != drafted[:-1]) + 1).tolist()]
-    starts = whole_characters(decode, tokens, changes)
-    starts = [0, *(start for last, start in pairwise(starts) if drafted[start] != drafted[last])]
+    none: list[list[Piece]] = [[] for _ in runs[1:]]
+    if not len(tokens) or (drafted is None and not none):
+        return [[Piece(whole, None)], *none]
+    changes = [] if drafted is None else (np.flatnonzero(drafted[1:] != drafted[:-1]) + 1).tolist()
+    starts = whole_characters(decode, tokens, sorted({0, *changes, *runs}))
+
+    def kind(start: int) -> tuple[int, bool | None]:
+        return bisect_right(runs, start) - 1, None if drafted is None else bool(drafted[start])
+
+    starts = [0, *(start for last, start in pairwise(starts) if kind(start) != kind(last))]
     texts = cut(decode, tokens, starts)
     if texts is None:
-        return [Piece(whole, None)]
-    return [Piece(text, bool(drafted[start])) for text, start in zip(texts, starts, strict=True) if text]
+        return [[Piece(whole, None)], *none]
+    found: list[list[Piece]] = [[] for _ in runs]
+    for (run, draft), text in zip(map(kind, starts), texts, strict=True):
+        if text:
+            found[run].append(Piece(text, draft))
+    return found
 
 
 def cut(decode: Decode, tokens: NDArray[np.uint32], starts: list[int]) -> list[str] | None:
