@@ -133,7 +133,8 @@ async def _report(layout: RunLayout) -> str:
     try:
         output, errors = await asyncio.wait_for(process.communicate(), REPORT_S)
     except TimeoutError:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            process.kill()
         await process.wait()
         return f"report   none: it took longer than {REPORT_S:g} s; to write it: rhymed report {layout.folder}"
     if process.returncode:
