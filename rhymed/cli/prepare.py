@@ -25,6 +25,7 @@ def handle(arguments: argparse.Namespace) -> int:
     config = read_config(arguments)
     from rhymed.inputs.models import resolve_model
     from rhymed.inputs.prepared import file_of, prepare
+    from rhymed.launch.rows import lengths_of
     from rhymed.run import provenance
     from rhymed.run.layout import layout_of
 
@@ -32,7 +33,8 @@ def handle(arguments: argparse.Namespace) -> int:
     if config.trainer.engine == "torch" or config.rollout.engine == "vllm":
         show(f"model  {resolve_model(config)}", flush=True)
     datasets = [*(config.data.parts if config.trainer.steps != 0 else []), *config.eval.datasets]
+    lengths = lengths_of(config, datasets)
     for data in datasets:
-        show(f"rows   {prepare(config, folder, data)} in {file_of(config, folder, data)}", flush=True)
+        show(f"rows   {prepare(config, folder, data, lengths)} in {file_of(config, folder, data)}", flush=True)
     provenance.note(folder, provenance.now(sys.argv[1:], config))
     return 0

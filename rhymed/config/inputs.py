@@ -47,7 +47,8 @@ class Dataset(Section):
     system: str = Field("", description="system message before every prompt; empty: none")
     template: str = Field("{prompt}", description="user message; {column} is replaced by that column of the row")
     overlong: Literal["error", "drop"] = Field(
-        "error", description="what happens to prompts longer than rollout.max_prompt_length"
+        "error",
+        description="what happens to prompts longer than rollout.max_prompt_length, with what tools add to them",
     )
 
     @model_validator(mode="before")

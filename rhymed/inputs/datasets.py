@@ -8,7 +8,7 @@ thread. Needs a tokenizer only for `data.overlong = "drop"`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 Placed = tuple[str, Row]
 """(where, row)."""
 
+Lengths = Callable[[Sequence[Placed]], list[int]]
+"""Prompt tokens of each row. Whoever knows what tools add to a prompt brings it; else they are as rendered here."""
+
 
 def load_rows(config: Config, data: Dataset | None = None) -> list[Row]:
     """All rows in order, without exact copies; of `data`, by default `config.data`. Raises `DataError` that names
@@ -30,22 +33,22 @@ def load_rows(config: Config, data: Dataset | None = None) -> list[Row]:
     return [row for _, row in placed_rows(config, data)]
 
 
-def placed_rows(config: Config, data: Dataset | None = None) -> list[Placed]:
+def placed_rows(config: Config, data: Dataset | None = None, lengths: Lengths | None = None) -> list[Placed]:
     """`load_rows` with the place of each row."""
     data = data or config.data
     parts = data.parts if isinstance(data, Data) else [data]
-    rows = [row for part in parts for row in _rows(config, part)]
+    rows = [row for part in parts for row in _rows(config, part, lengths)]
     if len(parts) > 1:
         _check_shared(rows)
     _check_count(config.rollout, data, len(rows))
     return rows
 
 
-def _rows(config: Config, data: Dataset) -> list[Placed]:
+def _rows(config: Config, data: Dataset, lengths: Lengths | None) -> list[Placed]:
     """Of one dataset, at least one."""
     rows = _without_copies(place(data), Columns(data), read_rows(config, data))
     if data.overlong == "drop":
-        rows = _without_overlong(config, data, rows)
+        rows = _without_overlong(config, data, rows, lengths)
     if not rows:
         which = _short(config.rollout, data)
         raise DataError(f"{place(data)}: " + (f"no prompts{which}" if which else "the dataset is empty"))
@@ -143,12 +146,12 @@ class Repeats:
         return self._first
 
 
-def _without_overlong(config: Config, data: Dataset, rows: list[Placed]) -> list[Placed]:
+def _without_overlong(config: Config, data: Dataset, rows: list[Placed], lengths: Lengths | None) -> list[Placed]:
     from rhymed.inputs.render import load_renderer
 
     limit = config.rollout.max_prompt_length
-    lengths = load_renderer(config).lengths(rows)
-    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
+    measured = lengths(rows) if lengths else load_renderer(config).lengths(rows)
+    kept = [row for row, length in zip(rows, measured, strict=True) if length <= limit]
     if len(kept) < len(rows):
         log.warning(
             "%s: %d of %d prompts are longer than rollout.max_prompt_length = %d and are left out",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rhymed.config import Config, Dataset
 from rhymed.errors import DataError
-from rhymed.inputs.datasets import Placed, place, placed_rows
+from rhymed.inputs.datasets import Lengths, Placed, place, placed_rows
 from rhymed.inputs.render import load_renderer
 
 log = logging.getLogger(__name__)
@@ -24,15 +24,18 @@ class Measured:
     lengths: list[int]  # tokens, of each row
 
 
-def check_prompts(config: Config) -> list[Measured]:
-    """Of all `used_datasets`, in that order. Raises `DataError` for a dataset with prompts that are too long."""
+def check_prompts(config: Config, lengths: Lengths | None = None) -> list[Measured]:
+    """Of all `used_datasets`, in that order. Raises `DataError` for a dataset with prompts that are too long.
+
+    `lengths`: of prompts to which tools add words.
+    """
     renderer = load_renderer(config)
     measured: list[Measured] = []
     for name, data in used_datasets(config):
-        rows = placed_rows(config, data)
+        rows = placed_rows(config, data, lengths)
         if not renderer.has_template and config.rollout.engine != "trace":
             _warn_of_lost_roles(config, data, rows)
-        measured.append(Measured(name, data, rows, renderer.lengths(rows)))
+        measured.append(Measured(name, data, rows, (lengths or renderer.lengths)(rows)))
         _check_lengths(measured[-1], config.rollout.max_prompt_length)
     return measured
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rhymed import atomic
 from rhymed.config import Config, Dataset
 from rhymed.errors import DataError
-from rhymed.inputs.datasets import load_rows
+from rhymed.inputs.datasets import Lengths, load_rows, placed_rows
 from rhymed.inputs.rows import Row
 from rhymed.run.folder import identity
 
@@ -28,9 +28,12 @@ def file_of(config: Config, folder: Path, data: Dataset) -> Path:
     return folder / "rows" / f"{hashlib.blake2b(settings.encode(), digest_size=8).hexdigest()}.jsonl"
 
 
-def prepare(config: Config, folder: Path, data: Dataset) -> int:
-    """Load the dataset and write its rows; returns their number. Raises `DataError`, `ConfigError`."""
-    rows = load_rows(config, data)
+def prepare(config: Config, folder: Path, data: Dataset, lengths: Lengths | None = None) -> int:
+    """Load the dataset and write its rows; returns their number. Raises `DataError`, `ConfigError`.
+
+    `lengths`: of prompts to which tools add words, for `data.overlong = "drop"`.
+    """
+    rows = [row for _, row in placed_rows(config, data, lengths)]
     file = file_of(config, folder, data)
     file.parent.mkdir(parents=True, exist_ok=True)
     with atomic.new_file(file) as part, part.open("w", encoding="utf-8") as stream:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from rhymed.config import Config
 from rhymed.gpus import inventory
 from rhymed.gpus.placement import visible
+from rhymed.launch import rows
 from rhymed.launch.crew import Crew
 from rhymed.launch.events import View
 from rhymed.launch.supervisor import Supervisor
@@ -45,6 +46,7 @@ async def session(config: Config, layout: RunLayout, held: Held, lease: SharedLe
     survive_hangup()
     state.forget_end(layout.folder)
     started = time.monotonic()
+    await asyncio.to_thread(rows.keep, config, layout.folder)
     with view:
         async with (
             _starter(config, layout, view) as starter,
