@@ -14,7 +14,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --di
 PRETTIER := npx --yes prettier@3.10.1 --log-level warn
 PAGE := rhymed/dashboard/static
 
-.PHONY: help setup quickstart quickstart-gpu test test-gpu test-thorough test-fast test-compose ray wheels lint types format bench bench-model docs package sbom audit requirements stress-chaos stress-soak stress-watch stress-fuzz stress-protocol stress-strangers stress-inputs stress-crash stress-disk stress-remove stress-hosts stress-relays stress-slurm stress-move stress-machines site clean
+.PHONY: help setup quickstart quickstart-gpu test test-gpu test-thorough test-fast test-compose ray wheels lint types format bench bench-model docs package sbom audit requirements stress-chaos stress-agents stress-soak stress-watch stress-fuzz stress-protocol stress-strangers stress-inputs stress-crash stress-disk stress-remove stress-hosts stress-relays stress-slurm stress-move stress-machines site clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -82,6 +82,9 @@ bench: setup ## run every benchmark in full
 
 stress-chaos: setup ## compare a run with injected faults to an undisturbed one; ARGS="--quick", as for all of these
 	$(BIN)/python -m tests.stress.chaos $(ARGS)
+
+stress-agents: setup ## kill processes of a run with tools a thousand times, and compare what the tools were asked to do
+	$(BIN)/python -m tests.stress.agents $(ARGS)
 
 stress-soak: setup ## run for an hour and check that memory, files and threads do not grow
 	$(BIN)/python -m tests.stress.soak $(ARGS)

@@ -111,4 +111,10 @@ class Trace(Section):
         1.0, ge=0, le=1, description="probability that a token written ahead is the same under the next weights"
     )
     vocabulary: int = Field(49152, gt=1, le=1 << 31, description="number of token ids")
+    tools: list[str] = Field(
+        [],
+        description="synthetic, with an environment: turns end with calls of these tools, whose argument `key` is"
+        " different in every call",
+    )
+    turns: float = Field(3.0, ge=1, description="synthetic, with tools: mean number of turns of a sample")
     train_s: float = Field(0.05, ge=0, description="trainer.engine = trace: seconds per training step")

@@ -18,7 +18,9 @@ from tests.stress.recovery import Throughput
 from tests.stress.run import ROLES, LiveRun, Part, Watch, send
 
 KINDS = (*ROLES, "stop", "term", "all")
-USUAL = tuple(kind for kind in KINDS if kind != "engine")  # the trace engine has no process of its own
+AGENTS = tuple(kind for kind in KINDS if kind != "engine")  # the trace engine has no process of its own
+USUAL = tuple(kind for kind in AGENTS if kind not in ("environment", "tool"))
+IN_JAIL = ("scorer", "tool")
 STOPPED_S = (0.5, 6.0)  # how long a process is stopped
 VICTIM_S = 20.0  # by then a process of the kind runs again
 READ_S = 0.1  # messages on their way to the store have arrived
@@ -63,7 +65,10 @@ class FaultSchedule:
         return self.draw.uniform(0.3, 1.7) * self._every_s
 
     def victim(self, kind: str, parts: Sequence[Part]) -> Part | None:
-        fitting = {"stop": [role for role in ROLES if role != "scorer"], "term": ["rollout", "reward"]}
+        fitting = {
+            "stop": [role for role in ROLES if role not in IN_JAIL],
+            "term": ["rollout", "environment", "reward"],
+        }
         able = sorted(part for part in parts if part.role in fitting.get(kind, [kind]))
         return self.draw.choice(sorted(able, key=lambda part: part.name)) if able else None
 

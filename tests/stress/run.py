@@ -44,7 +44,8 @@ def reward(completions, **columns):
 LOOK_S = 0.2
 ASK_S = 1.0
 END_S = 60.0
-ROLES = ("store", "broker", "trainer", "rollout", "reward", "scorer", "engine")
+ROLES = ("store", "broker", "trainer", "rollout", "environment", "reward", "scorer", "tool", "engine")
+TOOLS = "rhymed_workers.environment.child"  # in the command line of the jail of a process with tools
 ENGINE = "EngineCore"  # in the name of the process that vLLM starts for it
 
 
@@ -52,7 +53,7 @@ class Part(NamedTuple):
     """A process of the run."""
 
     pid: int
-    name: str  # e.g. rollout-0; a scoring process: scorer; vLLM's: engine
+    name: str  # e.g. rollout-0; a scoring process: scorer; one with tools: tool; vLLM's: engine
     role: str  # one of ROLES
 
 
@@ -295,6 +296,8 @@ def name_of(words: Sequence[str]) -> str:
     """A process's name from its command line, before or after it has set its title."""
     if "--name" in words[:-1]:
         return words[words.index("--name") + 1]
+    if any(TOOLS in word for word in words):
+        return "tool"
     if any(word.startswith("rhymed_workers.") for word in words):
         return "scorer"
     if any(ENGINE in word for word in words):

@@ -114,4 +114,6 @@ def test_without_a_tokenizer_bytes_are_tokens() -> None:
     assert bytes(talk.prompt("row", CHAT)) == b"What is 1 + 2?"
     assert bytes(talk.suffix([{"role": "tool", "content": "3"}], 0)) == b"\n\n3\n\n"
     assert talk.read([7, 70_000]).text == "7 70000"
+    read = talk.read([70_000, *CALL.encode()])
+    assert list(read.calls) == [Wanted("add", {"a": 1})]
     assert talk.problem() == ""

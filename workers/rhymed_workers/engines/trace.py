@@ -3,13 +3,15 @@
 A response is a pure function of the sample's id, so every process generates the same at any time. A forward pass of b
 running samples takes `step_s + token_s * b`; prefill is free. The carried tokens of a task that agree with its
 response are verified in its first pass, which takes `verify_s` longer for each of them; there are no other drafts.
-Waiting tasks enter in order of arrival as slots become free. Needs neither torch nor a tokenizer.
+Waiting tasks enter in order of arrival as slots become free. With `trace.tools`, synthetic turns call tools. Needs
+neither torch nor a tokenizer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -71,7 +73,19 @@ class TraceBook:
         level = _noise("prompt", id.prompt).standard_normal()
         spread = trace.prompt_sigma * level + trace.sample_sigma * noise.standard_normal()
         length = max(1, min(self._limit + 1, round(trace.mean_length * math.exp(spread))))
-        return noise.integers(0, trace.vocabulary, length, dtype=np.uint32)
+        words = noise.integers(0, trace.vocabulary, length, dtype=np.uint32)
+        return np.concatenate([words, self._calls(id, at)]) if trace.tools else words
+
+    def _calls(self, id: SampleId, at: int) -> NDArray[np.uint32]:
+        """One call, two, or none: then it is the sample's last turn. A text's bytes are its tokens."""
+        noise, tools = _noise("calls", str(id), str(at)), self._trace.tools
+        count = 0 if noise.random() < 1 / self._trace.turns else int(noise.integers(1, 3))
+        calls = [
+            {"name": tools[noise.integers(len(tools))], "arguments": {"key": f"{id}/{at}/{number}"}}
+            for number in range(count)
+        ]
+        text = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
+        return np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
 
     def _replayed(self, id: SampleId) -> NDArray[np.uint32]:
         """Of the responses recorded for this step, or the latest step before it, the one at the sample's index."""

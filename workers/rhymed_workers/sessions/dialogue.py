@@ -69,7 +69,8 @@ class Dialogue:
     def read(self, tokens: Sequence[int]) -> Read:
         """A turn's text, and the calls in it."""
         if self._tokenizer is None:
-            return Read(" ".join(map(str, tokens)))
+            text = bytes(token for token in tokens if token < 256).decode(errors="replace")
+            return Read(" ".join(map(str, tokens)), *self._parse(text))
         calls, malformed = self._parse(self._decode(tokens, special=True))
         return Read(self._decode(tokens, special=False), calls, malformed)
 

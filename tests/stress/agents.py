@@ -1,0 +1,145 @@
+"""`python -m tests.stress.agents`: a run of samples in turns under fire, and what its tools wrote down.
+
+A seeded series of faults hits every kind of process, those with tools included, while tools write each call to a file
+before they answer. It passes when no call of a tool that is not idempotent was made twice, every result that a sample
+has is the one that was recorded, every sample was trained once or dropped with a reason, and the store is sound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rhymed.cli.options import add_override
+from rhymed.errors import ConfigError
+from rhymed.history.compare.audit import Audit, audit
+from rhymed.history.folder import open_folder
+from rhymed_store.integrity.verify import verify
+from rhymed_store.shards.folders import folders_of
+from tests.stress import command
+from tests.stress.calls import Made, judge, with_tools
+from tests.stress.faults import AGENTS, KINDS, STUCK_S, FaultInjector, FaultSchedule, Outcome
+from tests.stress.recovery import Throughput
+from tests.stress.run import LiveRun, Shape
+
+ENDLESS = 1_000_000  # steps
+OFTEN = ("environment", "tool", "rollout") * 2  # besides once each: between these the run makes progress
+CALM_STEPS = 7  # after the last fault: checkpoints cover what was under fire
+
+
+class Siege(FaultInjector):
+    """Ends the run itself, when it has trained some steps without faults."""
+
+    async def _end(self) -> None:
+        goal, seen, since = self._step() + CALM_STEPS, -1, time.monotonic()
+        while await self._is_running() and (step := self._step()) < goal:
+            if step != seen:
+                seen, since = step, time.monotonic()
+            if time.monotonic() - since > STUCK_S:
+                self._outcome.gave_up.append(f"no step for {STUCK_S:.0f} s, and nothing was killed")
+                break
+            await asyncio.sleep(0.2)
+        await asyncio.to_thread(self._run.interrupt)
+
+    def _step(self) -> int:
+        return self._watch.queues.step if self._watch.queues is not None else 0
+
+
+def run(
+    quick: bool,
+    kills: int | None = None,
+    every: float | None = None,
+    seed: int = 0,
+    kinds: Sequence[str] = (*AGENTS, *OFTEN),
+    out: Path | None = None,
+    override: Sequence[str] = (),
+) -> dict[str, Any]:
+    """`kills`: faults. `every`: mean seconds between two. `out`: a folder that keeps the run."""
+    if unknown := set(kinds) - set(KINDS):
+        raise ConfigError(f"--kinds {', '.join(sorted(unknown))}: there are {', '.join(KINDS)}")
+    folder = out or Path(tempfile.mkdtemp(prefix="rhymed-agents-"))
+    shape = Shape(ENDLESS, 3, 2, prompts=120, settings=with_tools(folder), override=override)
+    faults = FaultSchedule(seed, kills or (36 if quick else 1000), every or 2.5, kinds)
+    with LiveRun(shape.write(folder, "agents")) as live:
+        outcome = asyncio.run(Siege(live, faults, Throughput([])).run())
+    result = _judge(folder, live, outcome)
+    if out is None and result["good"]:
+        shutil.rmtree(folder)
+    return result
+
+
+def _judge(folder: Path, live: LiveRun, outcome: Outcome) -> dict[str, Any]:
+    with open_folder(live.where.folder) as opened:
+        audited = audit(opened)
+    with live.browse() as browse:
+        made = judge(folder, browse)
+    unsound = [fault for store in folders_of(live.where.database) for fault in verify(store).findings]
+    wrong = [*made.wrong, *audited.wrong, *(f"store: {fault}" for fault in unsound)]
+    wrong += [f"the supervisor gave up: {said}" for said in outcome.gave_up]
+    wrong += [f"{outcome.forgotten} acknowledged samples were lost"] if outcome.forgotten else []
+    wrong += [] if audited.trained else ["nothing was trained"]
+    wrong += [] if made.calls["spend"] and made.calls["look"] else ["no tool was called"]
+    counts = Counter(fault.kind for fault in outcome.faults)
+    result = {
+        "kills": len(outcome.faults),
+        "seconds": outcome.seconds,
+        "steps": audited.steps,
+        "trained": audited.trained,
+        "dropped": audited.dropped,
+        "reasons": audited.reasons,
+        "acknowledged_lost": outcome.forgotten,
+        "kinds": dict(sorted(counts.items())),
+        **{name: value for name, value in made.json().items() if name != "wrong"},
+        "wrong": wrong,
+        "good": not wrong,
+        "folder": str(live.where.folder),
+    }
+    _print(result, audited, made)
+    return result
+
+
+def _print(result: dict[str, Any], audited: Audit, made: Made) -> None:
+    print(f"\n{result['kills']} kills in {result['seconds']:.0f} s:")
+    for kind, count in result["kinds"].items():
+        print(f"  {kind:18} {count:5}")
+    print(
+        f"{audited.steps} steps, {audited.trained:,} samples trained, {audited.dropped} dropped,"
+        f" {result['acknowledged_lost']} acknowledged ones lost\n"
+        f"{made.samples:,} complete samples of {made.turns:,} turns; results of {made.calls['spend']:,} calls that"
+        f" must not be repeated and of {made.calls['look']:,} that may be\n"
+        f"{made.interrupted} calls were interrupted and not made again, {made.repeated} were made again,"
+        f" {made.unread} have no complete sample"
+    )
+    for reason, count in audited.reasons.items():
+        print(f"  dropped: {count} x {reason}")
+    for fault in result["wrong"][:20]:
+        print(f"wrong: {fault}")
+    print(
+        "passed: no call was made twice that must not be, and every sample is accounted for"
+        if result["good"]
+        else f"failed; see {result['folder']}"
+    )
+
+
+def main() -> int:
+    parser = command.parser("tests.stress.agents", "kill processes of a run with tools, and compare what they did")
+    parser.add_argument("--kills", type=int, metavar="N", help="faults (default: 1000)")
+    parser.add_argument("--every", type=float, metavar="S", help="mean seconds between two faults")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the series of faults")
+    parser.add_argument(
+        "--kinds", type=lambda text: text.split(","), metavar="A,B", help=f"only these, of {', '.join(KINDS)}"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the run here")
+    add_override(parser)
+    return command.call(run, parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
