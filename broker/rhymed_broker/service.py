@@ -197,9 +197,10 @@ class BrokerService(Service):
         self._admission.member(peer, checkpointed.worker)
         self._delivery.check_trainer(peer, checkpointed)
         step = checkpointed.step
+        kept = min([step, *(one.step - messages.EVAL for one in self.ledger.samples.evaluations())])
         self._shutdown.checkpointed(max(step, checkpointed.newest))
         await self._schedule()  # so that marks of these steps are written before their log-probs are forgotten
-        self._outbox.put("forget log-probs", lambda: self.store.forget_logprobs(step))
+        self._outbox.put("forget log-probs", lambda: self.store.forget_logprobs(kept))
         return DONE
 
     def _queues(self, peer: bytes, request: messages.GetQueues) -> messages.Message:

@@ -93,8 +93,10 @@ class PutAnswer(Message, frozen=True, kw_only=True, tag="put_answer"):
 
 
 class PutCalls(Message, frozen=True, kw_only=True, tag="put_calls"):
-    """Environment worker -> store: it is about to do what this turn asks for. Answered by Done if nobody else has
-    begun, by Begun otherwise: then what was begun may have been done, and must not be done again unless it may."""
+    """Environment worker -> store: it is about to do what this turn asks for.
+
+    Answered by Done if nobody else has begun, by Begun otherwise: then what was begun may have been done, and must
+    not be done again unless it may. A turn that the store lacks is refused."""
 
     sample: SampleId
     number: Count  # of the turn
@@ -105,7 +107,7 @@ class GetSessions(Message, frozen=True, kw_only=True, tag="get_sessions"):
     """Rollout worker, environment worker -> store: samples in turns that are not complete. Answered by Sessions."""
 
     samples: list[SampleId]
-    logprobs: bool = False  # with everything that PutSamples needs
+    logprobs: bool = False  # with everything that PutSamples needs; without, answers have neither rewards nor calls
     first: Count = 0  # number of the first answer and turn that are wanted
 
 

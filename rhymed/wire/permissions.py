@@ -95,6 +95,20 @@ def check(accepts: Any, role: KeyRole | None, message: Any) -> None:
         raise NotAllowed(f"a {role} key may not send {kind}")
     if isinstance(message, messages.Join) and message.role != role:
         raise NotAllowed(f"a {role} key may not join as {message.role}")
+    if role == "rollout":
+        _check_rollout(message)
     worker = None if isinstance(message, ABOUT_OTHERS) else getattr(message, "worker", None)
     if worker is not None and not (worker == role or worker.startswith((f"{role}-", f"{role}@"))):
         raise NotAllowed(f"with a {role} key a worker's name begins with {role}- or {role}@, but {worker!r} does not")
+
+
+def _check_rollout(message: Any) -> None:
+    """Who writes turns decides neither what a sample's environment said nor what it gave, and does not read it."""
+    if isinstance(message, messages.GetSessions) and message.logprobs:
+        raise NotAllowed("a rollout key may read a session's tokens, but neither its log-probs, calls nor rewards")
+    if isinstance(message, messages.PutSamples) and any(_has_environment(info) for info in message.samples):
+        raise NotAllowed("a rollout key may not store samples in turns: their environment worker does")
+
+
+def _has_environment(info: messages.SampleInfo) -> bool:
+    return bool(info.turns or info.forks) or info.earned is not None

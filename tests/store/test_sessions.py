@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rhymed.errors import MalformedMessage, UnknownSample
-from rhymed.messages import Answer, Call, Done, Fork, PutAnswer, SampleId, SampleInfo, Turn
+from rhymed.messages import EVAL, Answer, Call, Done, Fork, PutAnswer, PutCalls, SampleId, SampleInfo, Turn
 from rhymed.run.layout import RunLayout
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.inspect.browse import Browse
@@ -50,6 +50,8 @@ async def test_a_sample_goes_on_from_its_answers_and_turns(client: StoreClient) 
     assert not stored.session.done
     assert [turn.versions for turn in stored.session.turns] == [[(0, 3)], [(1, 1)]]
     assert stored.session.answers[1].calls == CALLS
+    plain = (await get_session(client, ONE)).session.answers[1]
+    assert (plain.calls, plain.reward) == ([], None), "who writes the next turn reads tokens only"
     assert stored.logprobs is not None
     assert [part.tolist() for part in stored.logprobs] == [[-1, -2, -3], [-1]]
     assert stored.drafted is not None
@@ -134,7 +136,9 @@ async def test_a_whole_sample_says_which_tokens_its_environment_wrote(client: St
     assert past.info.turns == [3, 2, 1]
     assert not (await get_session(client, ONE)).session.answers, "what was in progress is gone"
     await answer(client, ONE, 0, [1])
-    assert not (await get_session(client, ONE)).session.answers, "and nothing adds to it"
+    session = (await get_session(client, ONE)).session
+    assert (session.answers, session.stored) == ([], True), "and nothing adds to it"
+    assert not (await get_session(client, SampleId(0, PROMPT, 5))).session.stored
     assert not await begin_calls(client, ONE, 1, "late"), "nor begins its calls again"
 
 
@@ -159,6 +163,56 @@ async def test_what_is_not_what_it_says_is_refused(client: StoreClient) -> None:
     info = SampleInfo(id=TWO, prompt_length=1, length=2, finish_reason="stop", versions=[(0, 2)], turns=[1, 2])
     with pytest.raises(MalformedMessage, match="turns"):
         await client.put_samples([NewSample(info, [1], [1, 2], [0, 0])])
+
+
+@pytest.mark.parametrize("number", [1 << 30, 1 << 31, 1 << 52])
+async def test_turns_that_no_sample_has_are_refused(client: StoreClient, number: int) -> None:
+    with pytest.raises(MalformedMessage, match="there is no turn"):
+        await put_turns(client, [new_turn(ONE, number, [1])])
+    with pytest.raises(MalformedMessage, match="there is no turn"):
+        await answer(client, ONE, number, [1])
+    with pytest.raises(MalformedMessage, match="there is no turn"):
+        await begin_calls(client, ONE, number, "a")
+
+
+async def test_nothing_that_would_break_who_reads_it_is_taken(client: StoreClient) -> None:
+    with pytest.raises(MalformedMessage, match="answer 0 is a prompt"):
+        await answer(client, ONE, 0, [])
+    with pytest.raises(MalformedMessage, match="answer 0 is a prompt"):
+        await answer(client, ONE, 0, [1], done=True)
+    await answer(client, ONE, 0, [7])
+    with pytest.raises(MalformedMessage, match="is not complete"):
+        await put_turns(client, [new_turn(ONE, 0, [])])
+    aborted = Turn(length=1, finish_reason="abort", versions=[(0, 1)])
+    with pytest.raises(MalformedMessage, match="is not complete"):
+        await put_turns(client, [NewTurn(ONE, 0, aborted, np.ones(1, np.uint32), np.zeros(1, np.float32))])
+    none = Turn(length=1, finish_reason="stop", versions=[(0, 1), (1, 0)])
+    with pytest.raises(MalformedMessage, match="do not sum to 1"):
+        await put_turns(client, [NewTurn(ONE, 0, none, np.ones(1, np.uint32), np.zeros(1, np.float32))])
+    with pytest.raises(UnknownSample, match="has no calls: the store lacks it"):
+        await begin_calls(client, ONE, 0, "early")
+    await put_turns(client, [new_turn(ONE, 0, [1])])
+    assert await begin_calls(client, ONE, 0, "a"), "what came too early has not begun"
+
+
+async def test_calls_of_no_one_begin_nothing(client: StoreClient) -> None:
+    """Of unknown prompts, of imported samples, and of steps that a checkpoint covers."""
+    for sample in (SampleId(0, "00000000000000ff", 0), SampleId(7, PROMPT, 60_000)):
+        with pytest.raises(UnknownSample):
+            await begin_calls(client, sample, 0, "a")
+    assert not await begin_calls(client, SampleId(-1, PROMPT, 0), 0, "a")
+    with pytest.raises(MalformedMessage, match="index 16"):
+        await client.ask(PutCalls(sample=SampleId(0, PROMPT, 1 << 20), number=0, attempt="a"), Done, deadline_s=5)
+
+
+async def test_an_evaluation_goes_on_while_no_checkpoint_covers_its_version(client: StoreClient) -> None:
+    sample = SampleId(EVAL + 3, PROMPT, 0)
+    await client.put_samples([whole(SampleId(5, PROMPT, 0))])
+    await begin(client, sample)
+    await client.forget_logprobs(3)
+    assert len((await get_session(client, sample)).turns) == 1
+    await client.forget_logprobs(4)
+    assert not (await get_session(client, sample)).turns
 
 
 async def test_people_see_the_calls_and_every_entry_is_checked(

@@ -18,7 +18,7 @@ from typing import Any
 from rhymed.messages import Call
 from rhymed_store.inspect.browse import Browse, Response
 from rhymed_workers.environment.actor import INTERRUPTED
-from rhymed_workers.environment.calls import hermes
+from rhymed_workers.sessions.calls import hermes
 
 TOOLS = '''"""Two tools that write down each call: one says something else each time, one may be called again."""
 

@@ -83,3 +83,37 @@ def test_only_the_operator_steers_and_about_any_worker() -> None:
 
 def test_a_receiver_without_a_table_takes_nothing() -> None:
     assert not allowed(messages.ToReward, "broker", messages.ScoreSamples(samples=[]))
+
+
+ID = messages.SampleId(step=0, prompt="00ff00ff00ff00ff", index=0)
+
+
+def test_turns_are_the_rollout_workers_and_answers_the_environment_workers() -> None:
+    turns = messages.PutTurns(samples=[], numbers=[], turns=[])
+    answer = messages.PutAnswer(sample=ID, number=0, answer=messages.Answer(length=1))
+    calls = messages.PutCalls(sample=ID, number=0, attempt="a")
+    for role in get_args(KeyRole):
+        assert allowed(messages.ToStore, role, turns) == (role == "rollout")
+        assert allowed(messages.ToStore, role, answer) == allowed(messages.ToStore, role, calls)
+        assert allowed(messages.ToStore, role, answer) == (role == "environment")
+    turned = messages.Turned(worker="rollout-0", samples=[])
+    assert allowed(messages.ToBroker, "rollout", turned)
+    assert not allowed(messages.ToBroker, "environment", messages.Turned(worker="environment-0", samples=[]))
+    assert allowed(messages.ToBroker, "environment", messages.Answered(worker="environment-0", samples=[]))
+    assert not allowed(messages.ToBroker, "rollout", messages.Answered(worker="rollout-0", samples=[]))
+
+
+def test_a_rollout_key_reads_of_a_session_what_it_continues_and_ends_none() -> None:
+    assert allowed(messages.ToStore, "rollout", messages.GetSessions(samples=[ID]))
+    whole = messages.GetSessions(samples=[ID], logprobs=True)
+    assert not allowed(messages.ToStore, "rollout", whole)
+    assert allowed(messages.ToStore, "environment", whole)
+
+    def sample(**more: Any) -> messages.PutSamples:
+        info = messages.SampleInfo(id=ID, prompt_length=1, length=2, finish_reason="stop", versions=[(0, 2)], **more)
+        return messages.PutSamples(samples=[info])
+
+    assert allowed(messages.ToStore, "rollout", sample())
+    for more in ({"turns": [1, 1]}, {"earned": 1.0}, {"forks": [messages.Fork(start=1, row=0, shared=1)]}):
+        assert not allowed(messages.ToStore, "rollout", sample(**more)), more
+        assert allowed(messages.ToStore, "environment", sample(**more))

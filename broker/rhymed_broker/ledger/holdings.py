@@ -86,7 +86,7 @@ class Holdings:
         """Its worker has stored these samples."""
         steps: set[int] = set()
         for info in infos:
-            sample = self._written(name, info, now)
+            sample = self._written(name, info, now, whole=True)
             if sample is not None:
                 self._generated(sample, info, now, name)
                 steps.add(info.id.step)
@@ -118,10 +118,14 @@ class Holdings:
                 sample.goal = sample.author
                 self._samples.moving[sample] = None
 
-    def _written(self, name: str, info: SampleInfo, now: float) -> Sample | None:
-        """The sample, which its worker no longer holds; None: the report changes nothing."""
-        worker = self._workers.by_name.get(name)
+    def _written(self, name: str, info: SampleInfo, now: float, *, whole: bool = False) -> Sample | None:
+        """The sample, which its worker no longer holds; None: it changes nothing. Rollout workers write turns;
+        a `whole` sample comes from its environment worker, if the run has environments."""
+        worker, turns = self._workers.by_name.get(name), self._samples.rules.environment
         acts = worker is not None and worker.role == "environment"
+        if acts != (whole and turns) or not (whole or turns):
+            self._samples.counts["unheld"] += 1
+            return None
         sample = self._held(name, info.id, ("turned", "acting") if acts else ("waiting", "running"))
         if sample is not None:
             self._workers.by_name[name].finished(info)

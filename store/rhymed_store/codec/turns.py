@@ -19,6 +19,7 @@ from rhymed_store.codec import records
 from rhymed_store.codec.frames import RESCUE
 
 BEGUN = 1 << 31
+MOST = 1 << 30  # turns of a sample: so that the numbers of its entries fit four bytes
 _CHECK = 4  # bytes of the checksum
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+import msgspec
+
 from rhymed import messages
 from rhymed.errors import MalformedMessage, StoreDamaged, UnknownSample
 from rhymed_store.codec import masks, records, turns
@@ -56,6 +58,7 @@ class SessionWrites:
         sample, number = message.sample, message.number
         if message.answer.reward is not None:
             records.check_reward(message.answer.reward, f"an answer to sample {sample}")
+        _check_answer(sample, number, message.answer)
         journal = records.journal_key(sample)
         self._database.claim_space(batch, len(tokens) + HEADER_BYTES)
         key = turns.answer_key(journal, number)
@@ -97,10 +100,14 @@ class SessionWrites:
         return total
 
     def put_calls(self, batch: Batch, message: messages.PutCalls) -> bool:
-        """Whether another attempt has begun."""
-        key = turns.begun_key(records.journal_key(message.sample), message.number)
+        """Whether another attempt has begun. Raises `MalformedMessage` and `UnknownSample`."""
+        _check_number(message.sample, message.number)
+        journal = records.journal_key(message.sample)
+        key = turns.begun_key(journal, message.number)
         if not self._takes(batch.txn, message.sample):
             return True
+        if self._read(batch.txn, turns.turn_key(journal, message.number)) is None:
+            raise UnknownSample(f"turn {message.number} of sample {message.sample} has no calls: the store lacks it")
         if (found := self._read(batch.txn, key)) is not None:
             return found.attempt != message.attempt
         self._database.claim_space(batch, HEADER_BYTES)
@@ -140,14 +147,28 @@ def _entries(message: messages.PutTurns, frames: Sequence[bytes]) -> list[Entry]
     for frame in frames[:2]:
         if len(frame) != 4 * sum(lengths):
             raise MalformedMessage(f"PutTurns: {len(frame)} bytes, {4 * sum(lengths)} announced")
-    for turn in message.turns:
-        if sum(count for _, count in turn.versions) != turn.length:
+    for sample, number, turn in zip(message.samples, message.numbers, message.turns, strict=True):
+        _check_number(sample, number)
+        if not turn.length or turn.finish_reason == "abort":
+            raise MalformedMessage(f"PutTurns: turn {number} of sample {sample} is not complete")
+        if sum(count for _, count in turn.versions) != turn.length or any(count < 1 for _, count in turn.versions):
             raise MalformedMessage(f"PutTurns: versions {turn.versions} do not sum to {turn.length} tokens")
     drafted: Sequence[bytes | None] = [None] * count
     if message.drafted:
         drafted = _masks(frames[2], lengths, message.drafted)
     parts = zip(message.turns, cut(frames[0], lengths), cut(frames[1], lengths), drafted, strict=True)
     return [Entry(None, turn, bytes(tokens), bytes(logprobs), mask) for turn, tokens, logprobs, mask in parts]
+
+
+def _check_number(sample: messages.SampleId, number: int) -> None:
+    if number >= turns.MOST:
+        raise MalformedMessage(f"sample {sample}: there is no turn {number}")
+
+
+def _check_answer(sample: messages.SampleId, number: int, answer: messages.Answer) -> None:
+    _check_number(sample, number)
+    if not number and (answer.done or not answer.length):
+        raise MalformedMessage(f"PutAnswer of {sample}: answer 0 is a prompt, which has tokens and ends nothing")
 
 
 def _masks(frame: bytes, lengths: Sequence[int], masked: Sequence[bool]) -> list[bytes | None]:
@@ -185,8 +206,10 @@ class SessionReads:
             for sample in message.samples:
                 low = records.journal_key(sample)
                 entries = list(_sound(txn, tables, low, message.first))
-                number = 2 * message.first + len(entries)
-                found.append(_session(sample, entries, begun=_begun(txn, tables, low, number)))
+                begun = _begun(txn, tables, low, 2 * message.first + len(entries))
+                stored = not entries and txn.get(records.sample_key(sample), db=tables["samples"]) is not None
+                session = _session(sample, entries, begun=begun, stored=stored)
+                found.append(session if message.logprobs else _without_results(session))
                 arrays[0] += b"".join([entry.tokens for entry in entries])
                 if message.logprobs:
                     arrays[1] += b"".join([entry.logprobs for entry in entries])
@@ -194,15 +217,22 @@ class SessionReads:
         return messages.Sessions(sessions=found), arrays
 
 
-def _session(sample: messages.SampleId, entries: Sequence[Entry], *, begun: bool) -> messages.Session:
+def _session(sample: messages.SampleId, entries: Sequence[Entry], *, begun: bool, stored: bool) -> messages.Session:
     made = [entry.turn for entry in entries if entry.turn is not None]
     return messages.Session(
         id=sample,
         answers=[entry.answer for entry in entries if entry.answer is not None],
         turns=made,
         begun=begun,
+        stored=stored,
         drafted=[entry.drafted is not None for entry in entries if entry.turn is not None],
     )
+
+
+def _without_results(session: messages.Session) -> messages.Session:
+    """Who writes its next turn needs to know neither rewards nor calls."""
+    answers = [msgspec.structs.replace(answer, reward=None, calls=[]) for answer in session.answers]
+    return msgspec.structs.replace(session, answers=answers)
 
 
 def _begun(txn: Any, tables: dict[str, Any], low: bytes, entries: int) -> bool:

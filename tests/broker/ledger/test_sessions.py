@@ -125,6 +125,45 @@ def test_a_sample_that_the_store_lacks_is_written_again(story: Turns) -> None:
     assert story.state(A0) == "running"
 
 
+def test_only_who_may_moves_a_sample(story: Turns) -> None:
+    """Reports of workers without keys, or of stolen ones."""
+    story.begin(SmallPlan())
+    story.join("environment-0", "environment")
+    story.turned("environment-0", A0)
+    assert story.state(A0) == "acting", "environments write no turns"
+    story.join("w", "rollout")
+    story.answered("environment-0", A0, A1)
+    story.generated("w", A0)
+    assert story.state(A0) == "running", "a rollout worker ends no sample that has an environment"
+    story.answered("w", A0)
+    story.answered("environment-0", A0)
+    assert story.state(A0) == "running"
+    assert story.ledger.samples.counts["unheld"] == 2
+
+
+def test_without_environments_there_are_no_turns() -> None:
+    story = Turns(Ledger(Rules()))
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.turned("w", A0)
+    assert story.state(A0) == "running", "else it waited for an environment worker for ever"
+
+
+def test_a_repeated_report_of_a_turn_costs_a_question_and_loses_nothing(story: Turns) -> None:
+    """It arrives again when the sample is back with its worker, which writes the next turn."""
+    story.begin(SmallPlan())
+    story.join("environment-0", "environment")
+    story.join("w", "rollout")
+    story.answered("environment-0", A0, A1)
+    story.turned("w", A0)
+    story.answered("environment-0", A0)
+    assert story.turned("w", A0) == [Act("environment-0", [A0])], "it finds that the policy goes on"
+    assert story.turned("w", A0) == []
+    assert story.answered("environment-0", A0) == [Assign("w", [A0], (A0,))]
+    assert story.answered("environment-0", A0) == []
+    assert story.state(A0) == "running"
+
+
 def test_a_drained_environment_worker_gets_nothing(story: Turns) -> None:
     story.begin(SmallPlan())
     story.join("environment-0", "environment", slots=1)

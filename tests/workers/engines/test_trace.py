@@ -18,7 +18,7 @@ from rhymed.histospec.drafts.yields import accepted
 from rhymed.messages import SampleId
 from rhymed_workers.engines.base import DraftReport, Output, Task, sampling_for
 from rhymed_workers.engines.trace import TraceBook, TraceEngine
-from rhymed_workers.environment.calls import hermes
+from rhymed_workers.sessions.calls import hermes
 
 
 def config(limit: int = 512, slots: int = 64, **trace: object) -> Config:
@@ -59,7 +59,7 @@ def test_turns_call_tools_each_with_a_key_of_its_own_until_the_last() -> None:
     book, keys, last = book_of(config(limit=100_000, mean_length=5, tools=["add", "look"], turns=2.0)), set[str](), 0
     for number in range(100):
         id = SampleId(step=0, prompt=f"{number:016x}", index=0)
-        tokens, _, reason = book.response(id, at=100)
+        tokens, _, reason = book.response(id, 256)
         calls, malformed = hermes(bytes(int(token) for token in tokens if token < 256).decode(errors="replace"))
         assert (malformed, reason) == ("", "stop")
         assert {call.name for call in calls} <= {"add", "look"}

@@ -187,7 +187,8 @@ async def test_methods_of_a_class_are_tools_with_a_state_of_each_sample(make: An
         last = await pool.step("b", Read("", [Wanted("guess", {"number": 2})]), last=True)
         assert (last.done, last.reward) == (False, 0.5)
         await pool.close("a")
-        assert (pool.has("a"), pool.has("b")) == (False, True)
+        assert (pool.has("a", 3), pool.has("b", 2)) == (False, True)
+        assert not pool.has("b", 1), "of a turn that another worker's environment saw, it knows nothing"
 
 
 async def test_an_environment_that_reads_text(make: Any) -> None:
@@ -215,7 +216,7 @@ async def test_a_killed_process_loses_its_environments(make: Any) -> None:
     async with make(factory="Game") as pool:
         await pool.open("a", {"secret": 3}, CHAT)
         os.kill(pool.pids[0], signal.SIGKILL)
-        while pool.has("a"):
+        while pool.has("a", 0):
             await asyncio.sleep(0)
         with pytest.raises(EnvironmentFailed, match="the environment of a is lost"):
             await ask(pool, "guess", "a", number=1)

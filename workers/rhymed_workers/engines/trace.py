@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,18 +74,15 @@ class TraceBook:
         spread = trace.prompt_sigma * level + trace.sample_sigma * noise.standard_normal()
         length = max(1, min(self._limit + 1, round(trace.mean_length * math.exp(spread))))
         words = noise.integers(0, trace.vocabulary, length, dtype=np.uint32)
-        return np.concatenate([words, self._calls(id, at)]) if trace.tools else words
+        return np.concatenate([words, *self._calls(f"{id}/{turn or 0:x}", noise)]) if trace.tools else words
 
-    def _calls(self, id: SampleId, at: int) -> NDArray[np.uint32]:
+    def _calls(self, key: str, noise: np.random.Generator) -> Iterator[NDArray[np.uint32]]:
         """One call, two, or none: then it is the sample's last turn. A text's bytes are its tokens."""
-        noise, tools = _noise("calls", str(id), str(at)), self._trace.tools
         count = 0 if noise.random() < 1 / self._trace.turns else int(noise.integers(1, 3))
-        calls = [
-            {"name": tools[noise.integers(len(tools))], "arguments": {"key": f"{id}/{at}/{number}"}}
-            for number in range(count)
-        ]
-        text = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
-        return np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
+        for number in range(count):
+            name = self._trace.tools[noise.integers(len(self._trace.tools))]
+            call = json.dumps({"name": name, "arguments": {"key": f"{key}/{number}"}})
+            yield np.frombuffer(f"<tool_call>{call}</tool_call>".encode(), np.uint8).astype(np.uint32)
 
     def _replayed(self, id: SampleId) -> NDArray[np.uint32]:
         """Of the responses recorded for this step, or the latest step before it, the one at the sample's index."""

@@ -48,10 +48,10 @@ class Actor:
         Raises `EnvironmentFailed` for an environment that is broken, and `DataError` for a row that it cannot use.
         """
         stored = await retry(lambda: get_session(self._store, id), "reading a sample in turns")
-        if stored.session.acts and not stored.session.done:
+        session = stored.session
+        done = session.done or session.stored  # a worker that ended before it could report it
+        if session.acts and not done:
             done = await (self._answer(id, stored) if stored.turns else self._begin(id))
-        else:
-            done = stored.session.done
         if not done:
             return None
         info = await complete_sample(self._store, id)
@@ -73,7 +73,7 @@ class Actor:
     async def _answer(self, id: messages.SampleId, stored: StoredSession) -> bool:
         """Answers the last turn. Returns whether it was the sample's last one."""
         number, turn = len(stored.turns), stored.session.turns[-1]
-        if not self._pool.has(str(id)):
+        if not self._pool.has(str(id), number - 1):
             await self._rebuild(id, stored)
         if turn.finish_reason == "length":  # it has no room for another token
             reward = await self._pool.reward(str(id))

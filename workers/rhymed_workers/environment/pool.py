@@ -1,7 +1,8 @@
 """A pool of processes with environments.
 
 A sample's environment lives in one process until it is closed; plain tools have no state, so any process may call
-them. A request that takes too long kills its process, with the environments of other samples: who needs them rebuilds
+them. The pool counts the turns that an environment has seen: with one too many or too few it is not the sample's any
+more. A request that takes too long kills its process, with the environments of other samples: who needs them rebuilds
 them. A process that ended is replaced when it is needed.
 """
 
@@ -20,6 +21,8 @@ from rhymed_workers.environment.protocol import Answer, Chat, Close, Open, Ready
 from rhymed_workers.sessions.calls import Read
 
 log = logging.getLogger(__name__)
+
+UNKNOWN = -1  # turns: it was asked, and has not answered
 
 
 class Environments:
@@ -53,9 +56,10 @@ class Environments:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes if process.usable]
 
-    def has(self, name: str) -> bool:
-        """Whether the sample's environment lives."""
-        return self.about.kind == "tools" or self._host(name) is not None
+    def has(self, name: str, turns: int) -> bool:
+        """Whether the sample's environment lives, and has seen so many turns."""
+        process = self._host(name)
+        return self.about.kind == "tools" or (process is not None and process.names[name] == turns)
 
     async def open(self, name: str, row: Row, chat: Chat) -> Chat:
         """Makes the sample's environment anew. Returns the chat that the sample begins with."""
@@ -63,8 +67,9 @@ class Environments:
             return chat
         await self.close(name)
         process = await self._least()
-        process.names.add(name)
+        process.names[name] = UNKNOWN
         answer = await self._ask(process, Open(name, json.dumps(row, ensure_ascii=False), chat))
+        process.names[name] = 0
         return answer.chat
 
     async def step(self, name: str, read: Read, *, last: bool) -> Stepped:
@@ -72,7 +77,12 @@ class Environments:
         process = await self._least() if self.about.kind == "tools" else self._host(name)
         if process is None:
             raise EnvironmentFailed(f"the environment of {name} is lost")
+        seen = process.names.get(name)
+        if seen is not None:
+            process.names[name] = UNKNOWN
         answer = await self._ask(process, Step(name, read.text, list(read.calls), read.malformed, last))
+        if seen is not None:
+            process.names[name] = seen + 1
         assert answer.stepped is not None, "a step is answered by one"
         return answer.stepped
 
@@ -89,7 +99,7 @@ class Environments:
                 await self._ask(process, Close(name))
             except EnvironmentFailed as error:
                 log.warning("closing the environment of %s: %s", name, error)
-            process.names.discard(name)
+            process.names.pop(name, None)
 
     async def _ask(self, process: EnvironmentProcess, request: Request) -> Answer:
         try:

@@ -18,7 +18,8 @@ START_S = 120.0  # to import the user's code, on a loaded machine
 
 
 class EnvironmentProcess(Caged):
-    """`busy`: a request is being answered. `names`: samples whose environments it has."""
+    """`busy`: a request is being answered. `names`: samples whose environments it has -> turns that
+    they have seen."""
 
     def __init__(self, process: asyncio.subprocess.Process, report: int, config: Config) -> None:
         settings = config.environment
@@ -27,7 +28,7 @@ class EnvironmentProcess(Caged):
         self.ready = Ready()
         self.lock = asyncio.Lock()
         self.waiting = 0  # requests, the one that is answered included
-        self.names: set[str] = set()
+        self.names: dict[str, int] = {}
 
     @classmethod
     async def start(cls, config: Config, deadline_s: float = START_S) -> Self:

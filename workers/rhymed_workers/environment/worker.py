@@ -1,6 +1,7 @@
 """The environment worker: receives samples whose environment has to answer, stores the answers, reports them.
 
 Invariant: a sample is in `_holding` until the broker has acknowledged its answer, its end, or that it is given back.
+The next order about it may come before that acknowledgement, and is carried out after it.
 Tools and environments run in processes that can be killed (rhymed_workers.environment.pool); what the worker does
 with one sample is in `actor`. Store and broker may restart: the worker retries, and joins again.
 """
@@ -45,6 +46,8 @@ class EnvironmentWorker(Service):
         super().__init__(name)
         self._config, self._layout = config, layout
         self._holding: dict[messages.SampleId, float] = {}  # sample -> time at which it was received
+        self._reporting: set[messages.SampleId] = set()  # of these, those whose outcome is being reported
+        self._again: set[messages.SampleId] = set()  # of these, those that were assigned again meanwhile
         self._seconds = Stopwatch("idle")
         self._answers = self._failures = 0
         self._closing = contextlib.AsyncExitStack()
@@ -76,9 +79,9 @@ class EnvironmentWorker(Service):
         match message:
             case messages.Act():
                 fresh = [id for id in message.samples if id not in self._holding]
+                self._again |= self._reporting.intersection(message.samples)
                 for id in fresh:
-                    self._holding[id] = time.monotonic()
-                    self.spawn(self._act(id))
+                    self._begin(id)
                 if fresh:
                     count = counted(len(fresh), "sample")
                     log.info("takes %s, first %s", count, fresh[0], extra=cause("acting", fresh))
@@ -89,6 +92,10 @@ class EnvironmentWorker(Service):
             case _:
                 raise MalformedMessage(f"an environment worker does not take {type(message).__name__}")
         return DONE
+
+    def _begin(self, id: messages.SampleId) -> None:
+        self._holding[id] = time.monotonic()
+        self.spawn(self._act(id))
 
     def _join(self) -> messages.Join:
         return messages.Join(
@@ -119,13 +126,22 @@ class EnvironmentWorker(Service):
                 info = await self._actor.act(id)
         except (EnvironmentFailed, UnknownSample) as error:
             self._failures += 1
-            await self._give_back(id, str(error), retry=True)
+            report = self._give_back(id, str(error), retry=True)
         except DataError as error:
-            await self._give_back(id, str(error), retry=False)
+            report = self._give_back(id, str(error), retry=False)
+        except Exception as error:  # one sample that nobody foresaw must not end the others
+            log.exception("%s: sample %s", self.name, id)
+            report = self._give_back(id, f"{type(error).__name__}: {error}", retry=True)
         else:
             self._answers += 1
-            await self._report(id, info)
-        self._holding.pop(id, None)
+            report = self._report(id, info)
+        self._reporting.add(id)
+        await report
+        self._reporting.discard(id)
+        del self._holding[id]
+        if id in self._again:
+            self._again.discard(id)
+            self._begin(id)
 
     async def _report(self, id: messages.SampleId, info: messages.SampleInfo | None) -> None:
         if info is None:

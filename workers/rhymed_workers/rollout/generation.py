@@ -37,6 +37,7 @@ class ActiveSample:
     repeats: int = 0  # earlier turns with the same prompt and prefix
     spare: int = 0  # tokens that its prompt leaves to the response
     most: int | None = None  # tokens that the turn may have; None: as many as there is room for
+    stored: bool = False  # the store has its turn: another one may be assigned before the broker has acknowledged it
     stale_output: Output | None = None  # generated under weights that are too old
     output: Output | None = None
     ahead: tuple[int, int] = (0, 0)  # tokens generated earlier; of these, kept

@@ -87,6 +87,7 @@ class Reporter:
 
     async def report_turned(self, sample: ActiveSample) -> None:
         """Its turn was written before: its environment has to answer."""
+        sample.stored = True
         info = messages.SampleInfo(id=sample.id, prompt_length=0, length=0, finish_reason="stop", versions=[])
         await self._membership.report(messages.Turned(worker=self._name, samples=[info]), "reporting a turn")
         self._remove([sample])
@@ -97,6 +98,8 @@ class Reporter:
         if self._turns:
             turned = await store_turns(self._name, self._store, samples, drafts)
             self.stored += len(samples)
+            for sample in samples:
+                sample.stored = True
             await self._membership.report(turned, "reporting turns")
             return
         records = [new_record(sample, report) for sample, report in zip(samples, drafts, strict=True)]

@@ -163,7 +163,7 @@ class RolloutWorker(Service):
         if self.stopping:
             raise errors.PeerGone(f"{self.name} leaves: it takes no more samples")
         with_partial = set(order.begun)
-        fresh = [id for id in order.samples if id not in self._active]
+        fresh = [id for id in order.samples if id not in self._active or self._active[id].stored]
         for id in fresh:
             sample = self._active[id] = ActiveSample(id, time.monotonic(), id in with_partial)
             self.spawn(self._generate(sample))
