@@ -71,7 +71,7 @@ TASKS: dict[str, Task] = {
             "train.jsonl": "64 rows: `prompt` is a chat that shows two calls, and asks",
             "held_out.jsonl": "32 rows that are only evaluated",
         },
-        change="Write functions into `tools.py`, name them in `environment.tools`, and change rows and reward to fit.",
+        change="Write functions into `tools.py`, name them in `environment.tools`, and change rows and reward.",
     ),
     "guess": Task(
         about="a game in turns: guess a number, with a hint after each guess",
