@@ -127,7 +127,8 @@ def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
 
 
 def describe(config: Config, row: Row, answers: Sequence[Answer], scorers: Loading | None = None) -> Section:
-    """Scores the answers to the row, by `scorers` if they are loaded. Raises `RewardError` if a scorer cannot be."""
+    """Scores the answers to the row, by `scorers` if they are loaded. Raises `RewardError` if a scorer cannot be, or
+    a judge cannot be asked."""
     from rhymed_workers.reward.preview import preview
     from rhymed_workers.scoring.verdict import combine
 

@@ -13,6 +13,7 @@ LARGEST = (1 << 63) - 1
 BY_UNIT = {"_s": 1e9, "_gib": 1 << 17, "_mib": 1 << 27}
 """Largest values, by the unit at the end of a setting's name: 30 years, and what a process can address."""
 MOST_PROCESSES = 1024
+LEAST_GIB = 0.0625  # of memory, to load the simplest scorer
 MOST_TOKENS = 1 << 24
 MOST_STEPS = (1 << 30) - 1  # larger ones number evaluations
 NAME_LENGTH = 100  # of what becomes a part of a file's name, which has at most 255 bytes

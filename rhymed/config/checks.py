@@ -9,11 +9,11 @@ from rhymed.config.generation import Drafts, Rollout
 from rhymed.config.inputs import Data, Eval
 from rhymed.config.parts.environment import Environment
 from rhymed.config.parts.placement import Placement
+from rhymed.config.reward import QUEUED as QUEUED
 from rhymed.config.reward import Reward
 from rhymed.config.services import Net, Schedule, Store
 from rhymed.config.trainer import Trainer
-
-QUEUED = 8  # samples in hand per scoring process, see rhymed_workers.reward.worker
+from rhymed.text import counted
 
 
 def step_size(rollout: Rollout, trainer: Trainer, data: Data) -> Iterator[str]:
@@ -223,7 +223,7 @@ def environments(environment: Environment, rollout: Rollout, reward: Reward) -> 
 def deadlines(schedule: Schedule, reward: Reward, environment: Environment) -> Iterator[str]:
     if schedule.lost_after_s <= 2 * schedule.heartbeat_s:
         yield "schedule.lost_after_s must be more than twice schedule.heartbeat_s"
-    scoring_s = QUEUED * len(reward.all) * reward.timeout_s
+    scoring_s = reward.longest_s
     acting_s = QUEUED * environment.timeout_s
     if environment.active and acting_s >= schedule.stuck_after_s:
         yield (
@@ -232,9 +232,15 @@ def deadlines(schedule: Schedule, reward: Reward, environment: Environment) -> I
         )
     if scoring_s >= schedule.stuck_after_s:
         yield (
-            f"schedule.stuck_after_s = {schedule.stuck_after_s:g} must be more than {scoring_s:g}: {QUEUED} samples"
-            f" wait for each scoring process, and each may take reward.timeout_s = {reward.timeout_s:g} per scorer"
+            f"schedule.stuck_after_s = {schedule.stuck_after_s:g} must be more than {scoring_s:g}:"
+            f" {counted(reward.slots, 'sample')} may wait in a reward worker, and each may take reward.timeout_s ="
+            f" {reward.timeout_s:g} per scorer{_judging(reward)}"
         )
+
+
+def _judging(reward: Reward) -> str:
+    longest = max((judge.longest_s for judge in reward.judges), default=0.0)
+    return f", and {longest:g} s (timeout_s and patience_s of its judge) to be judged" if longest else ""
 
 
 def addresses(net: Net) -> Iterator[str]:

@@ -48,6 +48,8 @@ def explain(row: Any) -> str:
     if kind == "value_error":
         message = str(row["msg"]).removeprefix("Value error, ")
         return f"{key}: {message}" if key else message
+    if kind == "string_pattern_mismatch" and loc[-1] == "url":
+        return f"{key} = {_quoted(value)}: an address without a password is needed, e.g. http://10.0.0.1:8000/v1"
     if kind == "string_pattern_mismatch":
         return (
             f"{key} = {_quoted(value)}: only letters, digits, '.', '_' and '-' are allowed, first a letter or digit"

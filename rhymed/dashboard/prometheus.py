@@ -38,6 +38,10 @@ WORKER_STATS: dict[str, tuple[str, Kind, str]] = {
     "reward/scored": ("scored_total", "counter", "Samples that it has scored since it started."),
     "reward/errors": ("score_errors_total", "counter", "Failed scorings since it started."),
     "reward/timeouts": ("score_timeouts_total", "counter", "Scorings that timed out since it started."),
+    "reward/judge_requests": ("judge_requests_total", "counter", "Requests to judges since it started."),
+    "reward/judge_repeats": ("judge_repeats_total", "counter", "Requests to judges that were repeated."),
+    "reward/judge_cached": ("judge_cached_total", "counter", "Scores of judges that needed no request."),
+    "reward/judge_unreadable": ("judge_unreadable_total", "counter", "Answers of judges without a score."),
     "timing_s/score": ("score_seconds", "gauge", "Mean time to score a sample."),
 }
 """Statistic in heartbeats -> name after `rhymed_worker_`, kind, help."""

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 from rhymed.config import Config, Lora
 from rhymed.config.load import load_config
 from rhymed.errors import ConfigError
+
+JUDGE = ["reward.scorer=judge", "reward.judge.url=http://x/v1", "reward.judge.model=m"]
 
 
 @pytest.fixture
@@ -230,3 +233,37 @@ def test_a_mistyped_file_is_guessed(file: Any, tmp_path: Path) -> None:
     (tmp_path / "old" / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"Is a directory.*rhymed run --resume"):
         load_config(tmp_path / "old", environ={})
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (["reward.scorer=judge"], "scorer = 'judge' and the section judge (its url and model) belong together"),
+        (["reward.judge.url=http://x", "reward.judge.model=m"], "and the section judge (its url and model) belong"),
+        (["reward.scorer=judge", "reward.judge.url=x", "reward.judge.model=m"], "an address without a password"),
+        (["reward.scorer=judge", "reward.judge.url=http://x"], "reward.judge.model is missing"),
+        ([*JUDGE, "reward.answer=tag"], "a judge reads the whole response"),
+        ([*JUDGE, "reward.args={ a = 1 }"], "scorer judge has no arguments"),
+        ([*JUDGE, "reward.judge.range=[1, 1]"], "write [least, most]"),
+        ([*JUDGE, "reward.judge.rubric=Rate it."], "the rubric must name {response}"),
+        ([*JUDGE, "reward.judge.pattern=("], "read = 'regex' and pattern belong together"),
+        ([*JUDGE, "reward.judge.read=regex", "reward.judge.pattern=("], "pattern: missing )"),
+        ([*JUDGE, "reward.judge.api=score", "reward.judge.system=x"], "system is for api = 'chat'"),
+        ([*JUDGE, "reward.judge.options={ model = 1 }"], "options.model is set by rhymed"),
+        ([*JUDGE, "reward.judge.patience_s=900"], "and 960 s (timeout_s and patience_s of its judge) to be judged"),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_is_refused(changes: list[str], why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        load_config(None, changes)
+
+
+def test_judges_are_among_several_scorers(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        '[[reward.scorers]]\nscorer = "exact"\n[[reward.scorers]]\nscorer = "judge"\n'
+        '[reward.scorers.judge]\nurl = "http://x/v1"\nmodel = "m"\nconcurrency = 100\n'
+    )
+    reward = load_config(tmp_path / "c.toml").reward
+    assert [judge.model for judge in reward.judges] == ["m"]
+    assert (reward.slots, reward.longest_s) == (100, 50 * 10.0 + 180.0)
+    assert Config.model_validate_json(Config(reward=reward).model_dump_json()).reward == reward

@@ -6,8 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from rhymed.config.base import MOST_PROCESSES, Section
-from rhymed.config.reward import LEAST_GIB
+from rhymed.config.base import LEAST_GIB, MOST_PROCESSES, Section
 
 
 class Environment(Section):

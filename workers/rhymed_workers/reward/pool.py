@@ -4,18 +4,21 @@ A scorer runs user code and symbolic algebra on model output: it may hang, crash
 So each runs in a process of its own (rhymed_workers.reward.process), which is killed, with all that it started, at
 `reward.timeout_s`. A process that died or has a defect is replaced, and one spare is kept ready, since importing a
 scorer takes seconds. Every item ends in exactly one `Outcome`, and no item harms another: if a process dies that had
-scored earlier items, which may have caused it, the item is tried once more in a fresh process.
+scored earlier items, which may have caused it, the item is tried once more in a fresh process. Judges
+(rhymed_workers.judging) are asked after the other scorers, without a process; if all are judges, there is none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any, Self
 
 from rhymed.config import Config
 from rhymed.errors import RewardError
 from rhymed.tasks import watched
+from rhymed_workers.judging.judges import Judges
 from rhymed_workers.reward.process import MAX_STARTS, RESTART_S, ScoringProcess
 from rhymed_workers.scoring.child import Item
 from rhymed_workers.scoring.verdict import Outcome, Verdict, combine
@@ -26,9 +29,12 @@ log = logging.getLogger(__name__)
 class Pool:
     """`async with Pool(config) as pool: outcome = await pool.score(item(text, row))`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, folder: Path | None = None) -> None:
+        """`folder`: of the run, for the answers of judges."""
         self._config = config  # the scoring processes receive all of it
         self._scorers = config.reward.all
+        self.judges = Judges(config, folder)
+        self._caged = [index for index in range(len(self._scorers)) if index not in self.judges]
         self._idle: asyncio.Queue[ScoringProcess] = asyncio.Queue()
         self._slots = asyncio.Semaphore(config.reward.processes)
         self._processes: set[ScoringProcess] = set()
@@ -39,18 +45,23 @@ class Pool:
     async def __aenter__(self) -> Self:
         """Raises `RewardError` if a scorer cannot be loaded. The spare process follows later."""
         try:
-            first = await ScoringProcess.start_with_retries(self._config)  # alone: one error, not one per process
-            for note in first.notes:
-                log.info("%s", note)
-            for warning in first.warnings:
-                log.warning("%s", warning)
-            self._add(first)
-            for _ in range(self._config.reward.processes):
-                self._start_another()
+            await self.judges.__aenter__()
+            if self._caged:
+                await self._start_first()
         except BaseException:
             await self.__aexit__()
             raise
         return self
+
+    async def _start_first(self) -> None:
+        first = await ScoringProcess.start_with_retries(self._config)  # alone: one error, not one per process
+        for note in first.notes:
+            log.info("%s", note)
+        for warning in first.warnings:
+            log.warning("%s", warning)
+        self._add(first)
+        for _ in range(self._config.reward.processes):
+            self._start_another()
 
     async def __aexit__(self, *_: object) -> None:
         self._closed = True  # what is being scored now ends, and starts no process any more
@@ -59,6 +70,7 @@ class Pool:
         await asyncio.gather(*self._starting, return_exceptions=True)
         await asyncio.gather(*(process.kill() for process in self._processes))
         self._processes.clear()
+        await self.judges.__aexit__()
         if self._broken.done():
             self._broken.exception()  # else asyncio logs that it was never retrieved
         else:
@@ -69,24 +81,31 @@ class Pool:
         return [process.pid for process in self._processes if process.usable]
 
     async def score(self, item: Item) -> Outcome:
-        """Wait for a free process, then at most `reward.timeout_s` per scorer; the first error ends it.
+        """Wait for a free process, then at most `reward.timeout_s` per scorer, then for judges; an error ends it.
 
         Raises `RewardError` only if no process can be started any more.
         """
-        verdicts: list[Verdict] = []
+        verdicts = await self._score_caged(item) if self._caged else {}
+        if all(verdict.error is None for verdict in verdicts.values()):
+            verdicts |= await self.judges.score_all(item)
+        return combine(self._scorers, [verdicts[index] for index in sorted(verdicts)])
+
+    async def _score_caged(self, item: Item) -> dict[int, Verdict]:
+        """By index of the scorer."""
+        verdicts: dict[int, Verdict] = {}
         async with self._slots:
             process = await self._take()
             fresh = process.fresh
             try:
-                for scorer in range(len(self._scorers)):
+                for scorer in self._caged:
                     verdict = await process.score(item, scorer)
                     if not (process.usable or verdict.timeout or fresh):
                         process, fresh = await self._replace(process), True
                         verdict = await process.score(item, scorer) if process.usable else verdict
-                    verdicts.append(verdict)
+                    verdicts[scorer] = verdict
                     if verdict.error is not None:
                         break
-                return combine(self._scorers, verdicts)
+                return verdicts
             finally:
                 await self._give_back(process)
 

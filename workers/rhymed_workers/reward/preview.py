@@ -16,12 +16,15 @@ from typing import Any, TypeVar
 
 from rhymed.config import Config
 from rhymed.inputs.rows import Row
+from rhymed_workers.judging.judges import Judges
 from rhymed_workers.reward.process import ScoringProcess
 from rhymed_workers.reward.sessions import as_if_answered
 from rhymed_workers.scoring.child import item
 from rhymed_workers.scoring.verdict import Verdict
 
 Result = TypeVar("Result")
+
+PATIENCE_S = 5.0  # for a judge: somebody waits
 
 Answers = Sequence[tuple[str, Sequence[int]]]
 """(text, tokens) of each."""
@@ -37,8 +40,9 @@ class Preview:
 def preview(config: Config, row: Row, answers: Answers) -> Preview:
     """Scores every answer (text, tokens) with every scorer, also after one has failed.
 
-    Raises `RewardError` when a scorer cannot be loaded. Blocking, not for use on an event loop: takes as long as
-    importing the scorers, then at most `reward.timeout_s` per scorer and answer.
+    Raises `RewardError` when a scorer cannot be loaded, or a judge cannot be asked. Blocking, not for use on an event
+    loop: takes as long as importing the scorers, then at most `reward.timeout_s` per scorer and answer; for a judge,
+    its own `timeout_s` and `PATIENCE_S`.
     """
 
     async def work() -> Preview:
@@ -51,15 +55,19 @@ async def _preview(process: ScoringProcess, config: Config, row: Row, answers: A
     """Kills the process."""
     result = Preview([], process.notes, process.warnings)
     try:
-        for response, tokens in answers:
-            shown = as_if_answered(row, response) if config.environment.active else row
-            work = item(response, shown, array("I", tokens).tobytes())
-            result.verdicts.append([])
-            for scorer in range(len(config.reward.all)):
-                if not process.usable:
-                    await process.kill()
-                    process = await ScoringProcess.start_with_retries(config)
-                result.verdicts[-1].append(await process.score(work, scorer))
+        async with Judges(config, patience_s=PATIENCE_S) as judges:
+            for response, tokens in answers:
+                shown = as_if_answered(row, response) if config.environment.active else row
+                work = item(response, shown, array("I", tokens).tobytes())
+                result.verdicts.append([])
+                for scorer in range(len(config.reward.all)):
+                    if scorer in judges:
+                        result.verdicts[-1].append(await judges.score(work, scorer))
+                        continue
+                    if not process.usable:
+                        await process.kill()
+                        process = await ScoringProcess.start_with_retries(config)
+                    result.verdicts[-1].append(await process.score(work, scorer))
     finally:
         await process.kill()
     return result

@@ -20,7 +20,6 @@ from typing import Any
 
 from rhymed import messages
 from rhymed.config import Config
-from rhymed.config.checks import QUEUED
 from rhymed.errors import MalformedMessage, RewardError, UnknownSample
 from rhymed.run.layout import RunLayout
 from rhymed.service.activities import stats_of
@@ -41,7 +40,6 @@ from rhymed_workers.scoring.verdict import Outcome
 
 log = logging.getLogger(__name__)
 
-SLOTS_PER_PROCESS = QUEUED  # so that no scoring process waits for store or broker
 BATCH = 256  # samples in one request to the store
 
 Decoder = Callable[[Sequence[StoredSample]], list[str]]
@@ -78,7 +76,7 @@ class RewardWorker(Service):
 
     async def open(self) -> None:
         self._decode = await asyncio.to_thread(load_decoder, self._config)
-        self._pool = await self._closing.enter_async_context(Pool(self._config))
+        self._pool = await self._closing.enter_async_context(Pool(self._config, self._layout.folder))
         self._store = connect(self._layout, self.name, self._layout.keys("reward"))
         self._closing.callback(self._store.close)
         keys = self._layout.keys("reward").to("broker")
@@ -120,7 +118,7 @@ class RewardWorker(Service):
             worker=self.name,
             host=socket.gethostname(),
             pid=os.getpid(),
-            slots=self._config.reward.processes * SLOTS_PER_PROCESS,
+            slots=self._config.reward.slots,
             holding=list(self._holding),
         )
 
@@ -128,7 +126,7 @@ class RewardWorker(Service):
         now = time.monotonic()
         held = [messages.Holding(id=id, seconds=now - since) for id, since in self._holding.items()]
         phase = "score" if held else "idle"
-        stats = {**self._health.stats(), **stats_of("reward", self._seconds.read())}
+        stats = {**self._health.stats(), **self._pool.judges.stats(), **stats_of("reward", self._seconds.read())}
         return messages.Heartbeat(worker=self.name, phase=phase, holding=held, stats=stats)
 
     # A sample: fetch, score, report

@@ -32,6 +32,15 @@ SCORED_BY = {"config", "datasets", "word_sets", "board_format_opts"}
 """Attributes of reasoning_gym's datasets that depend on their arguments and that some `score_answer` read."""
 
 
+def _judge(setting: Setting) -> Raw:
+    """A model on a server, which the reward worker itself asks (rhymed_workers.judging)."""
+
+    def score(answer: str, row: Row, tokens: Sequence[int]) -> Any:
+        raise RewardError("scorer judge is asked by a reward worker, and not by a scoring process")
+
+    return score
+
+
 def _environment(setting: Setting) -> Raw:
     """The reward that the sample's environment gave."""
     setting.allow_only()
@@ -189,5 +198,6 @@ BUILT_IN: dict[str, Callable[[Setting], Raw]] = {
     "regex": _regex,
     "format": _format,
     "length_penalty": _length_penalty,
+    "judge": _judge,
     "none": _none,
 }

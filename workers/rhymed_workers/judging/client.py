@@ -1,0 +1,149 @@
+"""One question to a judge's server: a request that is repeated while its failure may pass.
+
+No connection, no answer in time, 429 and 5xx are repeated for `patience_s`, with growing pauses or those that the
+server asks for; other failures are final. Answers are bounded, redirects are refused (the API key would follow them),
+and the key is in no message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from typing import Any
+
+import aiohttp
+
+from rhymed.config.parts.judge import Judge
+from rhymed.text import truncated
+from rhymed_workers.judging.request import address_of
+
+PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # between attempts
+ANSWER_BYTES = 4 << 20
+REASON_CHARS = 300
+PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}
+"""HTTP states of a server that may recover."""
+
+
+class AskFailed(Exception):
+    """For good; its text is a sentence without its subject, the judge. `late`: the time was up."""
+
+    def __init__(self, text: str, *, late: bool = False) -> None:
+        super().__init__(text)
+        self.late = late
+
+
+class Passing(Exception):
+    """A failure that another attempt may not see."""
+
+    def __init__(self, text: str, *, late: bool = False, pause_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.late, self.pause_s = late, pause_s
+
+
+class Client:
+    """`patience_s` may be less than the judge's, for a check. `requests` and `repeats` are counted."""
+
+    def __init__(self, judge: Judge, patience_s: float | None = None) -> None:
+        self._judge, self._address = judge, address_of(judge)
+        self._patience_s = judge.patience_s if patience_s is None else min(patience_s, judge.patience_s)
+        self._key = os.environ.get(judge.key_variable, "").strip()
+        self._free = asyncio.Semaphore(judge.concurrency)
+        self._session: aiohttp.ClientSession | None = None
+        self.requests = self.repeats = 0
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def ask(self, body: bytes, spread: float) -> Any:
+        """The answer's JSON. `spread`, 0 to 1, makes the pauses of requests different. Raises `AskFailed`."""
+        async with self._free:
+            pause_s, failed = PAUSE_S, 0.0
+            while True:
+                try:
+                    return await self._attempt(body)
+                except Passing as error:
+                    failed = failed or time.monotonic()
+                    waited_s = time.monotonic() - failed
+                    rest_s = max(error.pause_s, pause_s * (0.5 + spread))
+                    if waited_s + rest_s > self._patience_s:
+                        repeated = f"; repeated for {waited_s:.0f} s" if waited_s >= 1 else ""
+                        raise AskFailed(f"{error}{repeated}", late=error.late) from None
+                self.repeats += 1
+                await asyncio.sleep(rest_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+            if self._key:
+                headers["Authorization"] = f"Bearer {self._key}"
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._judge.concurrency),
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=self._judge.timeout_s),
+                auto_decompress=False,
+            )
+        return self._session
+
+    async def _attempt(self, body: bytes) -> Any:
+        self.requests += 1
+        try:
+            async with self._open().post(self._address, data=body, allow_redirects=False) as response:
+                self._check(response, await _read(response) if response.status != 200 else b"")
+                return json.loads(await _read(response))
+        except TimeoutError:
+            raise Passing(f"gave no answer within timeout_s = {self._judge.timeout_s:g} s", late=True) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Passing(f"cannot be asked: {truncated(str(error) or type(error).__name__, REASON_CHARS)}") from None
+        except (ValueError, RecursionError):
+            raise AskFailed("gave an answer that is not JSON: is url that of an OpenAI-compatible API?") from None
+
+    def _check(self, response: aiohttp.ClientResponse, content: bytes) -> None:
+        """Raises if the state is not 200."""
+        status, said = response.status, self._said(content)
+        if status == 200:
+            return
+        if status in PASSING:
+            raise Passing(
+                f"answers {status}: {said}", pause_s=_asked_pause_s(response.headers.get("Retry-After", ""))
+            )
+        if 300 <= status < 400:
+            where = truncated(response.headers.get("Location", "nowhere"), REASON_CHARS)
+            raise AskFailed(f"answers {status}, a redirect to {where}: write the address itself as url")
+        if status in (401, 403):
+            variable = self._judge.key_variable
+            held = "is refused" if self._key else "is not set"
+            raise AskFailed(f"answers {status}: the API key is read from the variable {variable}, which {held}")
+        if status == 404:
+            raise AskFailed(
+                f"answers 404: it has no model {self._judge.model!r}, or not the path of api = {self._judge.api!r}:"
+                f" {said}"
+            )
+        raise AskFailed(f"answers {status}: {said}")
+
+    def _said(self, content: bytes) -> str:
+        text = content[: 1 << 16].decode(errors="replace")
+        return truncated(
+            " ".join((text.replace(self._key, "...") if self._key else text).split()) or "nothing", REASON_CHARS
+        )
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """Raises `AskFailed` for more than any verdict has."""
+    content = bytearray()
+    async for part in response.content.iter_chunked(1 << 16):
+        content += part
+        if len(content) > ANSWER_BYTES:
+            raise AskFailed(f"gave an answer of more than {ANSWER_BYTES >> 20} MiB")
+    return bytes(content)
+
+
+def _asked_pause_s(header: str) -> float:
+    """Of `Retry-After` in seconds; dates are rare, and left out."""
+    try:
+        return min(LONGEST_PAUSE_S, max(0.0, float(header)))
+    except ValueError:
+        return 0.0
