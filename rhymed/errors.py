@@ -24,6 +24,7 @@
     ├── SteeringError          an operator's command that cannot be carried out, e.g. draining an unknown worker
     ├── InvalidTransition      an event that the ledger's table does not allow: our fault
     ├── EngineError            the inference engine failed or died
+    ├── CallRefused            a program asks its session for what cannot be answered: its fault
     ├── RewardError            a scorer cannot be loaded, or returned an invalid reward
     │   ├── ScorerKilled       a signal ended its process while it was loaded: perhaps not the scorer's fault
     │   └── RowUnsuitable      a row lacks what a scorer needs: no response to it can be scored
@@ -163,6 +164,17 @@ class RowUnsuitable(RewardError):
 
 class EnvironmentFailed(RhymedError):
     pass
+
+
+class CallRefused(RhymedError):
+    """`code` and `param` as in OpenAI's errors; `status` of HTTP."""
+
+    def __init__(self, text: str, code: str = "invalid_value", param: str | None = None, status: int = 400) -> None:
+        super().__init__(text)
+        self.code, self.param, self.status = code, param, status
+
+    def __reduce__(self) -> tuple[type[CallRefused], tuple[str, str, str | None, int]]:
+        return CallRefused, (str(self), self.code, self.param, self.status)
 
 
 class TrainerError(RhymedError):

@@ -216,8 +216,9 @@ def placement(rollout: Rollout, schedule: Schedule, store: Store, placement: Pla
 def environments(environment: Environment, rollout: Rollout, reward: Reward) -> Iterator[str]:
     if environment.active and rollout.engine == "dataset":
         yield "environment: rollout.engine = 'dataset' writes no turns; name another engine, or leave environment out"
-    if not environment.factory and any(scorer.scorer == "environment" for scorer in reward.all):
-        yield "reward.scorer = 'environment' needs environment.factory, which gives the reward: name another scorer"
+    gives = environment.factory or environment.command
+    if not gives and any(scorer.scorer == "environment" for scorer in reward.all):
+        yield "reward.scorer = 'environment' needs environment.factory or command, which give it: name another scorer"
 
 
 def deadlines(schedule: Schedule, reward: Reward, environment: Environment) -> Iterator[str]:
@@ -225,7 +226,12 @@ def deadlines(schedule: Schedule, reward: Reward, environment: Environment) -> I
         yield "schedule.lost_after_s must be more than twice schedule.heartbeat_s"
     scoring_s = reward.longest_s
     acting_s = QUEUED * environment.timeout_s
-    if environment.active and acting_s >= schedule.stuck_after_s:
+    if environment.command and environment.timeout_s >= schedule.stuck_after_s:
+        yield (
+            f"schedule.stuck_after_s = {schedule.stuck_after_s:g} must be more than environment.timeout_s ="
+            f" {environment.timeout_s:g}, for which a program may work between two calls"
+        )
+    if (environment.tools or environment.factory) and acting_s >= schedule.stuck_after_s:
         yield (
             f"schedule.stuck_after_s = {schedule.stuck_after_s:g} must be more than {acting_s:g}: {QUEUED} samples"
             f" wait for each subprocess of an environment, for environment.timeout_s = {environment.timeout_s:g} each"

@@ -28,11 +28,13 @@ from rhymed.service.service import Service
 from rhymed.service.stopwatch import Stopwatch
 from rhymed.text import counted
 from rhymed.wire.sockets import DONE, Client
+from rhymed_store.client import StoreClient
 from rhymed_store.shards.client import connect
 from rhymed_workers.environment.actor import Actor
 from rhymed_workers.environment.pool import Environments
 from rhymed_workers.membership import member
 from rhymed_workers.sessions.dialogue import load_dialogue
+from rhymed_workers.sessions.programs import Programs
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +55,10 @@ class EnvironmentWorker(Service):
         self._closing = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
-        pool = await self._closing.enter_async_context(Environments(self._config))
-        dialogue = await asyncio.to_thread(load_dialogue, self._config, pool.about.tools)
         keys = self._layout.keys("environment")
         store = connect(self._layout, self.name, keys)
         self._closing.callback(store.close)
-        self._actor = Actor(self._config, store, pool, dialogue)
+        self._actor = await self._start(store)
         link = Client(
             self._layout.broker,
             self.name,
@@ -71,6 +71,13 @@ class EnvironmentWorker(Service):
         self._membership = member(link, self._join, self._heartbeat, self._config, "environment")
         self._closing.push_async_callback(self._membership.leave, self.name)
         self.spawn(self._membership.run())
+
+    async def _start(self, store: StoreClient) -> Actor | Programs:
+        if self._config.environment.command:
+            return await self._closing.enter_async_context(Programs(self._config, store))
+        pool = await self._closing.enter_async_context(Environments(self._config))
+        dialogue = await asyncio.to_thread(load_dialogue, self._config, pool.about.tools)
+        return Actor(self._config, store, pool, dialogue)
 
     async def close(self) -> None:
         await self._closing.aclose()
@@ -103,9 +110,14 @@ class EnvironmentWorker(Service):
             worker=self.name,
             host=socket.gethostname(),
             pid=os.getpid(),
-            slots=self._config.environment.processes * SLOTS_PER_PROCESS,
+            slots=self._slots,
             holding=list(self._holding),
         )
+
+    @property
+    def _slots(self) -> int:
+        settings = self._config.environment
+        return settings.most_open if settings.command else settings.processes * SLOTS_PER_PROCESS
 
     def _heartbeat(self) -> messages.Heartbeat:
         now, actor = time.monotonic(), self._actor

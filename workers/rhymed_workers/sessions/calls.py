@@ -42,6 +42,16 @@ Parse = Callable[[str], tuple[list[Wanted], str]]
 """Text with special tokens -> (calls, why they cannot be read)."""
 
 
+def spoken(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]], text: str) -> str:
+    """A turn's text without its calls, if all can be read. `text`: with special tokens for a parser of vLLM."""
+    if name == "hermes":
+        return text.partition(BEGIN)[0]
+    _, _, content = _extractor(name, tokenizer, tools)(text)
+    for token in tokenizer.all_special_tokens:
+        content = content.replace(token, "")
+    return content
+
+
 def parser_of(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> Parse:
     """Raises `ConfigError` for a parser that is not there."""
     return hermes if name == "hermes" else _of_vllm(name, tokenizer, tools)
@@ -72,6 +82,14 @@ def _call(content: Any) -> Wanted:
 
 
 def _of_vllm(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> Parse:
+    extract = _extractor(name, tokenizer, tools)
+    return lambda text: extract(text)[:2]
+
+
+def _extractor(
+    name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]
+) -> Callable[[str], tuple[list[Wanted], str, str]]:
+    """As `Parse`, and the rest of the text."""
     try:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
@@ -84,14 +102,19 @@ def _of_vllm(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> Pars
         raise ConfigError(f"environment.parser: there is no {name!r}; there are hermes and vLLM's: {there}") from None
     asked = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], tools=list(tools) or None)
 
-    def parse(text: str) -> tuple[list[Wanted], str]:
+    def extract(text: str) -> tuple[list[Wanted], str, str]:
         found = kind(tokenizer, asked.tools).extract_tool_calls(text, asked)
+        rest = found.content or ""
         try:
-            return [
-                _call({"name": call.function.name, "arguments": call.function.arguments or "{}"})
-                for call in found.tool_calls
-            ], ""
+            return (
+                [
+                    _call({"name": call.function.name, "arguments": call.function.arguments or "{}"})
+                    for call in found.tool_calls
+                ],
+                "",
+                rest,
+            )
         except ValueError as error:
-            return [], f"a call's arguments are no JSON: {error}"
+            return [], f"a call's arguments are no JSON: {error}", rest
 
-    return parse
+    return extract

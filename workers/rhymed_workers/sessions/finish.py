@@ -17,6 +17,7 @@ from rhymed import messages
 from rhymed.service.retry import retry
 from rhymed_store.client import Logprobs, NewSample, StoreClient, Tokens
 from rhymed_store.sessions import StoredSession, get_session
+from rhymed_workers.sessions.record import common
 
 
 async def complete_sample(store: StoreClient, id: messages.SampleId) -> messages.SampleInfo:
@@ -102,25 +103,18 @@ def _row(rows: list[_Row], prompt: Tokens) -> _Row:
     if not rows:
         rows.append(_Row(prompt))
         return rows[-1]
-    common = [_common(row.tokens, prompt) for row in rows]
-    longest = max(range(len(rows)), key=common.__getitem__)  # the first of them
-    whole = [place for place, row in enumerate(rows) if common[place] == len(row.tokens)]
+    shares = [common(row.tokens, prompt) for row in rows]
+    longest = max(range(len(rows)), key=shares.__getitem__)  # the first of them
+    whole = [place for place, row in enumerate(rows) if shares[place] == len(row.tokens)]
     if whole:
-        row = rows[max(whole, key=common.__getitem__)]
+        row = rows[max(whole, key=shares.__getitem__)]
     else:
-        shared = min(common[longest], len(prompt) - 1)  # a row begins with tokens that are not the policy's
+        shared = min(shares[longest], len(prompt) - 1)  # a row begins with tokens that are not the policy's
         row = _Row(prompt[:shared], longest, shared)
         rows.append(row)
     row.context(prompt[len(row.tokens) :])
     row.tokens = prompt
     return row
-
-
-def _common(first: Tokens, second: Tokens) -> int:
-    """Length of the common prefix."""
-    size = min(len(first), len(second))
-    differ = np.flatnonzero(first[:size] != second[:size])
-    return int(differ[0]) if len(differ) else size
 
 
 def _versions(parts: list[Tokens], given: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:

@@ -1,0 +1,216 @@
+"""Programs with the real client of OpenAI, in processes of their own: what they read, and which sample is made."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rhymed.config import Config
+from rhymed.errors import EnvironmentFailed
+from rhymed.inputs.tokenizer import read_tokenizer
+from rhymed.messages import Fork
+from rhymed.run.layout import layout_of
+from rhymed_store.client import StoreClient
+from rhymed_store.service import StoreService
+from rhymed_store.sessions import get_session
+from rhymed_workers.sessions.programs import Programs
+from tests.workers.sessions.policies import ID, ROW, Loop, config_of, echo, finished
+
+pytest.importorskip("openai")
+
+
+@pytest.fixture
+async def store(config: Config) -> AsyncIterator[StoreClient]:
+    where = layout_of(config)
+    async with StoreService(config.store, where).running():
+        client = StoreClient(where.store, "test")
+        await client.put_prompts([ROW])
+        yield client
+        client.close()
+
+
+CHAT = """
+messages = [say(row["prompt"])]
+for number in range(3):
+    message = ask(messages).choices[0].message
+    messages += [message, say(f"{number}")]
+assert row["answer"] == 3 and os.environ["RHYMED_SESSION"]
+"""
+
+
+async def test_a_conversation_is_one_row_of_exact_tokens(store: StoreClient, tmp_path: Path) -> None:
+    (sample,) = await finished(config_of(tmp_path, CHAT), store)
+    prompt = list(b"What is 1 + 2?")
+    expected = list(prompt)
+    for number in range(3):
+        expected += echo(expected, 0)
+        expected += list(f"\n\n{number}\n\n".encode()) if number < 2 else []
+    assert sample.prompt_tokens is not None
+    assert [*sample.prompt_tokens.tolist(), *sample.tokens.tolist()] == expected
+    assert (sample.info.turns, sample.info.forks) == ([3, 5, 3, 5, 3], [])
+
+
+BRANCH = """
+first = ask([say("a"), say("b")]).choices[0].message
+again = ask([say("a"), say("b")]).choices[0].message
+assert first.content != again.content, "the same question again has other noise"
+ask([say("a"), say("b"), first, say("c")])
+ask([say("a"), say("c")])
+"""
+
+
+async def test_branches_are_rows_that_share_what_they_have_in_common(store: StoreClient, tmp_path: Path) -> None:
+    (sample,) = await finished(config_of(tmp_path, BRANCH), store)
+    info = sample.info
+    start = info.turns[0] + info.turns[1] + info.turns[2]
+    assert info.forks == [Fork(start=start, row=0, shared=3), Fork(start=start + 4, row=0, shared=3)]
+    assert info.learned == 4 * 3
+    assert sample.tokens[start:].tolist() == [*b"b", 1004, (97 + 98 + 20) % 1000, 2001, *b"c", 1004, 216, 2000]
+
+
+TOOLS = """
+tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+messages = [say(row["prompt"])]
+answer = ask(messages, tools=tools)
+choice = answer.choices[0]
+assert choice.finish_reason == "tool_calls", choice
+call = choice.message.tool_calls[0]
+assert (choice.message.content, call.function.name) == ("Let me see.", "add")
+assert json.loads(call.function.arguments) == {"a": 1}
+messages += [choice.message.model_dump(exclude_none=True)]  # other keys than those that were sent
+messages += [{"role": "tool", "tool_call_id": call.id, "content": "3"}]
+stream = ask(messages, tools=tools, stream=True, stream_options={"include_usage": True})
+text, reasons, calls, used = "", [], [], None
+for chunk in stream:
+    used = chunk.usage or used
+    for part in chunk.choices:
+        text += part.delta.content or ""
+        calls += part.delta.tool_calls or []
+        reasons += [part.finish_reason] if part.finish_reason else []
+assert (text, reasons) == ("Another.", ["tool_calls"]), (text, reasons)
+assert calls[0].function.name == "add" and used.completion_tokens > 0
+again = {"id": calls[0].id, "type": "function", "function": {"name": "add", "arguments": '{"a":2}'}}
+messages += [{"role": "assistant", "content": "Another. ", "tool_calls": [again]}]
+messages += [{"role": "tool", "tool_call_id": calls[0].id, "content": "4"}]
+more = {"logprobs": True, "tool_choice": "none", "extra_body": {"return_token_ids": True}}
+last = ask(messages, tools=tools, **more).choices[0]
+assert last.finish_reason == "stop" and last.message.content.startswith("Third.<tool_call>"), last
+assert "".join(one.token for one in last.logprobs.content) == last.message.content + "<eos>"
+assert last.message.generation_log_probs == [one.logprob for one in last.logprobs.content]
+assert last.message.generation_token_ids == last.token_ids
+"""
+
+
+async def test_tools_are_called_and_streams_are_read(store: StoreClient, tmp_path: Path, tiny_model: Path) -> None:
+    tokenizer = read_tokenizer(tiny_model)
+    said = iter(["Let me see.", "Another.", "Third."])
+    texts: list[str] = []
+
+    def policy(prompt: list[int], repeats: int) -> list[int]:
+        texts.append(tokenizer.decode(prompt))
+        number = len(texts)
+        body = f'<tool_call>\n{{"name": "add", "arguments": {{"a": {number}}}}}\n</tool_call>'
+        return list(tokenizer(next(said) + body + "<eos>", add_special_tokens=False).input_ids)
+
+    (sample,) = await finished(config_of(tmp_path, TOOLS, tiny_model), store, policy)
+    assert sample.info.forks == [], "calls in another form are the same message"
+    assert sample.info.learned == sum(sample.info.turns[::2])
+    text = tokenizer.decode([*(sample.prompt_tokens if sample.prompt_tokens is not None else []), *sample.tokens])
+    assert text.startswith('<tools>[{"type": "function"')
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": %d}}\n</tool_call><eos>\n[tool] %d<eos>\n[assistant] '
+    assert f"[assistant] Let me see.{call % (1, 3)}Another.{call % (2, 4)}Third.<tool_call>" in text
+    assert text.startswith(texts[2])
+
+
+async def test_a_program_may_work_with_token_ids(store: StoreClient, tmp_path: Path) -> None:
+    program = """
+import httpx
+base = os.environ["OPENAI_BASE_URL"].removesuffix("/v1")
+def post(path, **body):
+    key = os.environ["OPENAI_API_KEY"]
+    return httpx.post(base + path, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+def generate(tokens, **sampling):
+    return post("/inference/v1/generate", token_ids=tokens, sampling_params=sampling).json()["choices"][0]
+first = generate([1, 2, 3], max_tokens=2, logprobs=1)
+assert first["finish_reason"] == "length" and len(first["token_ids"]) == 2, first
+assert [one["token_id"] for one in first["logprobs"]["content"]] == first["token_ids"]
+second = generate([1, 2, 3, *first["token_ids"], 9])
+assert second["finish_reason"] == "stop"
+assert post("/reward", reward=0.25).json() == {"reward": 0.25}
+assert post("/v1/reward", reward=0.5).status_code == 200
+assert post("/reward", reward="much").status_code == 400
+assert post("/inference/v1/generate", token_ids=[]).json()["error"]["param"] == "token_ids"
+"""
+    (sample,) = await finished(config_of(tmp_path, program), store)
+    assert sample.tokens.tolist() == [1003, 6, 9, 1006, 24, 2000]
+    assert (sample.info.turns, sample.info.earned) == ([2, 1, 3], 0.5)
+
+
+REFUSED = """
+import openai, httpx
+def code(*arguments, **more):
+    try:
+        ask(*arguments, **more)
+    except openai.APIStatusError as error:
+        return error.status_code, error.code
+hello = [say("hello")]
+assert code(hello, n=2) == (400, "unsupported_parameter")
+assert code(hello, logit_bias={"5": 1}) == (400, "unsupported_parameter")
+assert code(hello, response_format={"type": "json_object"}) == (400, "unsupported_parameter")
+assert code(hello, extra_body={"wonder": 1}) == (400, "unsupported_parameter")
+assert code(hello, stop=["x"]) == (400, "unsupported_parameter")
+assert code(hello, top_logprobs=3, logprobs=True) == (400, "unsupported_parameter")
+assert code(hello, tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required")[0] == 400
+assert code([]) == (400, "invalid_value")
+picture = {"type": "image_url", "image_url": {"url": "x"}}
+assert code([{"role": "user", "content": [picture]}]) == (400, "invalid_value")
+assert code([say("x" * 2000)]) == (400, "context_length_exceeded")
+assert code([say("x" * 1600)]) == (400, "context_length_exceeded")
+base, key = os.environ["OPENAI_BASE_URL"], {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+assert httpx.get(base + "/models").json()["error"]["code"] == "invalid_api_key"
+assert httpx.get(base.replace("-0/", "-1/") + "/models", headers=key).status_code == 401
+assert httpx.get(base + "/models", headers=key).json()["data"][0]["object"] == "model"
+assert httpx.post(base + "/responses", headers=key, json={}).json()["error"]["code"] == "unknown_url"
+assert httpx.post(base + "/chat/completions", headers=key, content=b"{").status_code == 400
+other = OpenAI(base_url=base.removesuffix("/v1")).chat.completions.create(model="m", messages=[
+    {"role": "developer", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}],
+    temperature=0.3, seed=5, n=1, stop=[], max_completion_tokens=2)
+assert (other.choices[0].finish_reason, other.usage.completion_tokens, other.model) == ("length", 2, "m")
+assert ask([say("x" * 1599)]).usage.total_tokens == 1602
+assert code(hello) == (400, "max_turns_exceeded")
+"""
+
+
+async def test_what_cannot_be_answered_is_refused_in_words_of_openai(store: StoreClient, tmp_path: Path) -> None:
+    (sample,) = await finished(config_of(tmp_path, REFUSED, max_turns=2), store)
+    assert sample.info.turns[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("ask([say('a')]); print('odd', file=sys.stderr); sys.exit(3)", r"agent.py ended with exit status 3.*: odd$"),
+        ("ask([say('a')]); raise ValueError('my mistake')", "ValueError: my mistake"),
+        ("pass", "ended without an answered call"),
+        ("ask([say('a')]); import time; time.sleep(60)", r"made no call for 1 s \(environment.timeout_s\)"),
+        ("ask([say('a')]); hold = bytearray(3 << 30)", "MemoryError"),
+        ("ask([say('a')]); os.kill(os.getpid(), 9)", "signal SIGKILL"),
+    ],
+)
+async def test_a_program_that_fails_is_no_sample(store: StoreClient, tmp_path: Path, program: str, why: str) -> None:
+    config = config_of(tmp_path, program, timeout_s=1.0 if "sleep" in program else 60.0, memory_gib=1.5)
+    loop = Loop(store)
+    async with Programs(config, store) as programs:
+        with pytest.raises(EnvironmentFailed, match=why):
+            await loop.finish(programs)
+        assert programs.open == []
+    assert not (await get_session(store, ID)).session.done
+
+
+async def test_a_command_that_is_not_there_is_an_error_before_any_sample(store: StoreClient, tmp_path: Path) -> None:
+    config = config_of(tmp_path, "", command="no-such-program agent.py")
+    with pytest.raises(EnvironmentFailed, match="there is no program 'no-such-program'"):
+        async with Programs(config, store):
+            pass

@@ -1,0 +1,280 @@
+"""One sample whose program runs here: what the program asks, and the policy's turns that answer it.
+
+Invariant: a call is in the store before the policy reads it, and a turn before the program reads it. One call is with
+the policy at a time; others wait. A program that was started again gets the turns that its calls had before, as long
+as they ask the same; then it goes on with new ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rhymed import messages
+from rhymed.errors import CallRefused, EnvironmentFailed
+from rhymed.service.retry import retry
+from rhymed_store.client import StoreClient
+from rhymed_store.sessions import StoredSession, get_session, put_answer
+from rhymed_workers.sessions.chat.answers import Written
+from rhymed_workers.sessions.chat.asked import Asked
+from rhymed_workers.sessions.chat.messages import Conversations
+from rhymed_workers.sessions.program import Program
+from rhymed_workers.sessions.record import Record, Tokens
+from rhymed_workers.sessions.speech import Speech
+
+log = logging.getLogger(__name__)
+
+START_S = 120.0  # for a program's first call: it imports its libraries, on a loaded machine
+
+
+class Limits(NamedTuple):
+    context: int  # tokens of a row
+    turns: int
+    timeout_s: float
+    command: str
+
+
+@dataclass(eq=False)
+class Call:
+    """`digest`: of the request's body. `key`: that its client gave it; empty: none."""
+
+    asked: Asked
+    digest: bytes
+    key: str
+    answer: asyncio.Future[Written]
+    prompt: Tokens = field(default_factory=lambda: np.zeros(0, np.uint32))
+    turn: int | None = None  # that answers it
+    waiting: int = 0  # connections
+    delivered: bool = False
+
+    @property
+    def broken(self) -> bool:
+        """Its connection ended before its answer was sent."""
+        return not (self.waiting or self.delivered)
+
+
+class _Turn(NamedTuple):
+    info: messages.Turn
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class Session:
+    def __init__(self, id: messages.SampleId, store: StoreClient, speech: Speech, limits: Limits) -> None:
+        self.id, self.token = id, secrets.token_urlsafe(32)
+        self.program: Program | None = None
+        self.reward: float | None = None
+        self.calls: list[Call] = []
+        self._store, self._speech, self._limits = store, speech, limits
+        self._record, self._conversations = Record(), Conversations()
+        self._turns: list[_Turn] = []
+        self._ready: deque[Call] = deque()
+        self._arrived = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open: Call | None = None  # with the policy
+        self._made = 0  # calls that were answered, or are with the policy
+        self._since = time.monotonic()  # when the program had to go on
+
+    @property
+    def tokens(self) -> int:
+        return self._record.tokens
+
+    def load(self, stored: StoredSession) -> None:
+        """What earlier attempts have."""
+        for number in range(len(stored.turns)):
+            self._add(stored, number, stored.before(number))
+
+    def _add(self, stored: StoredSession, place: int, prompt: Tokens) -> None:
+        assert stored.logprobs is not None, "the session was read with log-probs"
+        turn, logprobs = stored.turns[place], stored.logprobs[place]
+        self._record.add(prompt, turn, stored.session.answers[place].most)
+        self._turns.append(_Turn(stored.session.turns[place], turn.tolist(), logprobs.tolist()))
+
+    # What the program's connections do
+
+    def call(self, asked: Asked, digest: bytes, key: str = "", retried: bool = False) -> Call:
+        """A new call, or the one that this request repeats."""
+        if (call := self._same(digest, key, retried)) is None:
+            call = Call(asked, digest, key, asyncio.get_running_loop().create_future())
+            self.calls.append(call)
+            task = asyncio.ensure_future(self._submit(call))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return call
+
+    def _same(self, digest: bytes, key: str, retried: bool) -> Call | None:
+        if key:
+            return next((call for call in self.calls if call.key == key), None)
+        alike = [call for call in self.calls if call.digest == digest]
+        broken = [call for call in alike if call.broken]
+        return broken[0] if broken else alike[-1] if alike and retried else None
+
+    async def answer(self, call: Call) -> Written:
+        """Raises `CallRefused`."""
+        call.waiting += 1
+        try:
+            written = await asyncio.shield(call.answer)
+            call.delivered = True
+            return written
+        finally:
+            call.waiting -= 1
+
+    async def _submit(self, call: Call) -> None:
+        try:
+            call.prompt = await self._prompt(call.asked)
+            if len(call.prompt) >= self._limits.context:
+                raise CallRefused(
+                    f"This model's maximum context length is {self._limits.context} tokens"
+                    " (rollout.max_prompt_length + rollout.max_response_length). However, your request has"
+                    f" {len(call.prompt)} tokens, which leave no room for an answer.",
+                    code="context_length_exceeded",
+                    param="messages",
+                )
+        except CallRefused as error:
+            call.answer.set_exception(error)
+            call.answer.exception()  # its connection may have ended
+            return
+        self._ready.append(call)
+        self._arrived.set()
+
+    async def _prompt(self, asked: Asked) -> Tokens:
+        if asked.tokens is not None:
+            return np.array(asked.tokens, np.uint32)
+        if found := self._conversations.continues(asked.tools_key, asked.messages):
+            turn, count = found
+            before = self._record.end(turn)
+            suffix = await self._speech.suffix(asked.messages, count, asked.tools, int(before[-1]))
+            return np.concatenate([before, np.array(suffix, np.uint32)])
+        return np.array(await self._speech.prompt(asked.messages, asked.tools), np.uint32)
+
+    # What the worker does
+
+    async def act(self) -> bool:
+        """Answers the program until it asks what the policy has to write (False) or has ended (True).
+
+        Raises `EnvironmentFailed`.
+        """
+        if self._open is not None and not await self._read():
+            return False
+        self._since = time.monotonic()
+        while (call := await self._next()) is not None:
+            if self._made >= self._limits.turns:
+                self._refuse(call)
+                continue
+            self._made += 1
+            turn = self._record.ask(call.prompt, call.asked.most)
+            if turn is None:
+                await self._put_call(call)
+                return False
+            await self._deliver(call, turn)
+        await self._put_end()
+        return True
+
+    async def _read(self) -> bool:
+        """The turn that answers the open call. False: the store does not have it."""
+        call, number = self._open, len(self._record)
+        assert call is not None, "a call is with the policy"
+        stored = await retry(lambda: get_session(self._store, self.id, logprobs=True, first=number), "reading a turn")
+        if not stored.answers:
+            raise EnvironmentFailed("the store does not have its call any more: it went on elsewhere")
+        if not stored.turns:
+            return False
+        self._add(stored, 0, call.prompt)
+        self._open = None
+        await self._deliver(call, number)
+        return True
+
+    async def _next(self) -> Call | None:
+        """The next call; None: the program has ended as it should."""
+        assert self.program is not None, "the program was started"
+        limit_s = self._limits.timeout_s if self._made else max(START_S, self._limits.timeout_s)
+        while not self.program.ended.done():
+            if self._ready:
+                return self._ready.popleft()
+            self._arrived.clear()
+            arrived = asyncio.ensure_future(self._arrived.wait())
+            try:
+                done, _ = await asyncio.wait(
+                    {arrived, self.program.ended}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                arrived.cancel()
+            if not done:
+                await self.program.kill()
+                raise EnvironmentFailed(
+                    f"{self._limits.command} made no call for {limit_s:g} s (environment.timeout_s) and was ended"
+                    f"{self.program.words()}"
+                )
+        if self.program.ended.result() != 0:
+            raise EnvironmentFailed(await self.program.explain())
+        return None
+
+    def _refuse(self, call: Call) -> None:
+        call.answer.set_exception(
+            CallRefused(
+                f"this sample has had its {self._limits.turns} turns (environment.max_turns): end with what you have",
+                code="max_turns_exceeded",
+            )
+        )
+        call.answer.exception()
+
+    async def _put_call(self, call: Call) -> None:
+        after, kept, tokens = self._record.continued(call.prompt)
+        answer = messages.Answer(
+            length=len(tokens), after=after, kept=kept, most=call.asked.most, calls=[self._step()]
+        )
+        await self._put(answer, tokens)
+        self._open = call
+
+    async def _put_end(self) -> None:
+        used = {call.turn for call in self.calls if call.delivered}
+        if not used - {None}:
+            raise EnvironmentFailed(f"{self._limits.command} ended without an answered call")
+        unused = [turn for turn in range(len(self._record)) if turn not in used]
+        answer = messages.Answer(length=0, done=True, reward=self.reward, unused=unused, calls=[self._step()])
+        await self._put(answer, np.zeros(0, np.uint32))
+
+    async def _put(self, answer: messages.Answer, tokens: Tokens) -> None:
+        number = len(self._record)
+        if not await retry(lambda: put_answer(self._store, self.id, number, answer, tokens), "storing a call"):
+            raise EnvironmentFailed("the store has another call: the sample went on elsewhere")
+
+    def _step(self) -> messages.Call:
+        """What the program did, as people see it."""
+        return messages.Call(name="program", seconds=time.monotonic() - self._since)
+
+    async def _deliver(self, call: Call, number: int) -> None:
+        turn, asked = self._turns[number], call.asked
+        name = _name(call.prompt, number)
+        message = await self._speech.message(turn.tokens, asked.tools if asked.parse else [], name)
+        pieces: Sequence[str] = await self._speech.pieces(turn.tokens) if asked.logprobs else ()
+        if asked.tokens is None:
+            self._conversations.add(number, asked.tools_key, asked.messages, message)
+        call.turn = number
+        if not call.answer.done():
+            prompt = call.prompt.tolist() if asked.token_ids else []
+            reason = turn.info.finish_reason
+            written = Written(name, prompt, len(call.prompt), turn.tokens, turn.logprobs, reason, message, pieces)
+            call.answer.set_result(written)
+
+    async def close(self) -> None:
+        """Ends the program."""
+        for task in self._tasks:
+            task.cancel()
+        for call in self.calls:
+            call.answer.cancel()
+        if self.program is not None:
+            await self.program.kill()
+
+
+def _name(prompt: Tokens, number: int) -> str:
+    return hashlib.blake2b(prompt.tobytes(), digest_size=12, salt=number.to_bytes(8, "little")).hexdigest()
