@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rhymed import atomic
 from rhymed.errors import ConfigError, StoreDamaged
 from rhymed.history.folder import RunFolder
@@ -65,6 +67,10 @@ def schema() -> Any:
             ("tokens", pa.list_(pa.uint32())),
             ("text", pa.string()),  # null without a tokenizer
             ("drafted", pa.list_(pa.bool_())),  # per token: was it an accepted draft; null: unknown
+            ("turns", pa.list_(pa.uint32())),  # tokens in runs: the policy's, its environment's; empty: one run
+            ("earned", pa.float64()),  # the reward that its environment gave; null: it gave none
+            ("calls", pa.string()),  # JSON: of each turn a list of name, seconds, error; null: it has no environment
+            ("forks", pa.string()),  # JSON: where other rows begin: start, row, shared; null: it has one row
         ]
     )
 
@@ -142,7 +148,15 @@ def _row(response: Response, row: str | None, epoch: int, text: str | None) -> d
         "tokens": response.tokens,
         "text": text,
         "drafted": response.drafted,
+        "turns": info.turns,
+        "earned": info.earned,
+        "calls": _json(response.calls) if info.turns else None,
+        "forks": _json(info.forks) if info.forks else None,
     }
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from rhymed.errors import DataError, DeadlineExceeded
 from rhymed.history.origins import Origin, Sample
 from rhymed.inputs.rows import Row
 from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
-from rhymed.messages import EVAL, SampleId, SampleInfo, Score
+from rhymed.messages import EVAL, Fork, SampleId, SampleInfo, Score
 from rhymed.run.layout import layout_of
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.service import StoreService
@@ -125,6 +125,9 @@ def _new_sample(sample: Sample, step: int) -> NewSample:
         finish_reason=sample["finish_reason"],
         versions=[(sample["policy_version"] or 0, len(tokens))],
         reward=sample["reward"],
+        turns=list(sample.get("turns") or ()),
+        earned=sample.get("earned"),
+        forks=msgspec.json.decode(sample.get("forks") or "[]", type=list[Fork]),
     )
     return NewSample(info, context, tokens, None)
 

@@ -18,6 +18,10 @@ from rhymed.history.folder import RunFolder, open_folder
 from rhymed.inputs.tokenizer import Vocabulary
 
 Sample = dict[str, Any]
+UNUSED = ("text", "drafted", "parts", "calls")
+"""Columns that an import does not need."""
+LATER = ("turns", "earned", "forks")
+"""Columns that files of earlier releases lack."""
 
 
 class Origin(Protocol):
@@ -56,13 +60,13 @@ class _FileSource:
             file_schema = pa.parquet.read_schema(path)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}: not a readable parquet file: {error}") from None
-        needed = [name for name in schema().names if name not in ("text", "drafted", "parts")]
+        needed = [name for name in schema().names if name not in (*UNUSED, *LATER)]
         if missing := [name for name in needed if name not in file_schema.names]:
             raise DataError(
                 f"{path} is not a file of `rhymed history export`: no column {', '.join(missing)}; its columns:"
                 f" {', '.join(file_schema.names)}"
             )
-        self._columns = needed
+        self._columns = [*needed, *(name for name in LATER if name in file_schema.names)]
         about = json.loads((file_schema.metadata or {}).get(META, b"{}"))
         self.vocabulary = Vocabulary(about.get("size"), about.get("fingerprint", ""))
 

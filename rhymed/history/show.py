@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rhymed.errors import DataError
 from rhymed.history.folder import RunFolder
 from rhymed.history.prompts import by_epoch
-from rhymed.history.responses.pieces import pieces
+from rhymed.history.responses.pieces import Piece, pieces_of_runs
+from rhymed.history.responses.turns import call_text, loose, summary, titled, unanswered
 from rhymed.inputs.rows import prompt_text
 from rhymed.printable import visible
 from rhymed.style import plain_table
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 COLUMN_WIDTH = 36  # characters below which a response is hard to read
 MOST_COLUMNS = 3
 DRAFTED = "dim"  # style of accepted drafts, so that sampled tokens stand out
+GIVEN = "cyan"  # of what an environment wrote
+TITLE = "bold cyan"  # of a line before each run of a response in turns
 TOKEN_IDS = 40  # shown of a response without a tokenizer
 
 
@@ -97,16 +101,33 @@ def _cell(folder: RunFolder, response: Response) -> Any:
     cut = "" if info.finish_reason == "stop" else f", {info.finish_reason}"
     dropped = f", dropped: {response.reason or 'no reason kept'}" if response.state == "dropped" else ""
     drafted = response.drafted
-    share = f", {drafted.mean():.0%} drafted" if drafted is not None and len(drafted) else ""
-    head = f"{response_name(info.id.index)}  {reward}, {info.length} tokens{share}{cut}{dropped}\n"
+    share = f", {drafted.sum() / max(1, info.learned):.0%} drafted" if drafted is not None and len(drafted) else ""
+    turns = f", {summary(response)}" if info.turns else ""
+    head = f"{response_name(info.id.index)}  {reward}, {info.length} tokens{share}{turns}{cut}{dropped}\n"
+    return Text.assemble((head, "bold"), *_body(folder, response))
+
+
+def _body(folder: RunFolder, response: Response) -> Iterator[tuple[str, str]]:
+    """(text, style): of a response in turns each run, and above it a line that says what it is."""
+    runs = list(titled(response))
     if folder.decode is None:
-        return Text.assemble((head, "bold"), text_of(folder, response))
-    found = pieces(folder.decode, response.tokens, drafted)
-    return Text.assemble((head, "bold"), *((visible(text), DRAFTED if is_draft else "") for text, is_draft in found))
+        found = [[Piece(text, None)] for text in _ids(response, [run.start for run, _ in runs] or [0])]
+    else:
+        starts = [run.start for run, _ in runs] or [0]
+        found = pieces_of_runs(folder.decode, response.tokens, response.drafted, starts)
+    for place, own in enumerate(found):
+        given = bool(runs) and runs[place][0].environment
+        if runs:
+            yield f"{'' if place == 0 else chr(10)}[{visible(runs[place][1])}]\n", TITLE
+        yield from ((visible(text), GIVEN if given else DRAFTED if draft else "") for text, draft in own)
+    if calls := [*unanswered(response), *loose(response)]:
+        yield f"\n[calls: {visible('; '.join(map(call_text, calls)))}]", TITLE
 
 
-def text_of(folder: RunFolder, response: Response) -> str:
-    if folder.decode is not None:
-        return folder.decode([response.tokens])[0]
-    ids = " ".join(map(str, response.tokens[:TOKEN_IDS].tolist()))
-    return ids + (" ..." if len(response.tokens) > TOKEN_IDS else "")
+def _ids(response: Response, starts: Sequence[int]) -> list[str]:
+    """The first tokens of each part."""
+    ends = [*starts[1:], len(response.tokens)]
+    parts = [response.tokens[start:end] for start, end in zip(starts, ends, strict=True)]
+    return [
+        " ".join(map(str, part[:TOKEN_IDS].tolist())) + (" ..." if len(part) > TOKEN_IDS else "") for part in parts
+    ]

@@ -12,6 +12,7 @@ Done = tuple[int, str, str]
 from rhymed.cli import main
 from rhymed.config import Config
 from tests.history.folders import Sample, two_epochs, write_store, write_tokenizer
+from tests.history.sessions import write_sessions
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +34,14 @@ def make_run(tmp_path: Path, tokenizer: Path) -> Callable[..., Path]:
         return folder
 
     return make
+
+
+@pytest.fixture
+def in_turns(make_run: Callable[..., Path]) -> Path:
+    """A run whose samples have turns."""
+    folder = make_run("agents", [])
+    write_sessions(folder)
+    return folder
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_a_run_of_another_number_of_stores_takes_the_history_over(
     assert "store-2/data.mdb is of one store more than store.shards = 2" in err
 
 
-@pytest.mark.parametrize("through", ["folder", "parquet", "parquet of before drafts were kept"])
+@pytest.mark.parametrize("through", ["folder", "parquet", "parquet of before drafts and turns were kept"])
 def test_epochs_become_history_of_the_next_run(run: Path, config: Path, tmp_path: Path, rhymed, through: str) -> None:
     source = run
     if through != "folder":
@@ -82,7 +82,7 @@ def test_epochs_become_history_of_the_next_run(run: Path, config: Path, tmp_path
         rhymed("export", source, "--run", run)
         shutil.rmtree(run)
     if "before" in through:
-        pq.write_table(pq.read_table(source).drop_columns(["drafted"]), source)
+        pq.write_table(pq.read_table(source).drop_columns(["drafted", "turns", "earned", "calls", "forks"]), source)
     status, out, err = rhymed("import", config, source)
     assert (status, err) == (0, "")
     assert "next: 8 samples of 2 prompts imported, 124 tokens, as steps -2 to -1" in out
@@ -92,6 +92,16 @@ def test_epochs_become_history_of_the_next_run(run: Path, config: Path, tmp_path
     status, out, _ = rhymed("import", config, source)
     assert "0 samples of 0 prompts imported\nleft out 8 samples: already imported" in out
     assert found_in(tmp_path / "next") == expected()
+
+
+def test_imported_samples_keep_their_turns(in_turns: Path, config: Path, tmp_path: Path, rhymed) -> None:
+    """From the folder, and from a file; without their calls, which no draft needs."""
+    rhymed("export", tmp_path / "agents.parquet", "--run", in_turns)
+    for name, source in (("next", in_turns), ("other", tmp_path / "agents.parquet")):
+        assert rhymed("import", config, source, "-o", f"run.name={name}")[0] == 0
+        with open_folder(tmp_path / name) as run:
+            found = run.browse.responses(APPLES)
+        assert [(one.info.id.step, one.info.turns) for one in found] == [(-1, [4, 2, 3]), (-1, [2, 3, 1]), (-1, [3])]
 
 
 async def test_the_run_that_follows_uses_the_folder_and_finds_it(run: Path, config: Path, rhymed) -> None:

@@ -138,6 +138,25 @@ def test_accepted_drafts_are_dim_and_their_share_is_told(run: Path, rhymed) -> N
     assert "\x1b[2mGHIJK\x1b[0mLMNOy" in console.file.getvalue()
 
 
+def test_turns_are_told_apart_with_their_calls(in_turns: Path, rhymed, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    out = rhymed("show", APPLES, "--run", in_turns)[1]
+    lines = [line.strip() for line in out.splitlines()]
+    first = lines.index("[turn 1, 4 tokens]")
+    assert lines[first - 1] == (
+        "#1  reward 1, 9 tokens, 29% drafted, 2 turns, 1 call, 2 of its tokens from its environment"
+    )
+    assert lines[first : first + 6] == [
+        "[turn 1, 4 tokens]", "GHIJ", "[environment, 2 tokens: add 4.0 ms]", "ab", "[turn 2, 3 tokens]", "QRS",
+    ]  # fmt: skip
+    assert "[environment, 3 tokens: add 4.0 ms; add 4.0 ms]" in lines
+    assert "[calls: divide 1 s, failed: division by zero]" in lines
+    assert "#3  reward 0.333333, 3 tokens, 67% drafted, 1 turn" in lines
+    rows = [json.loads(line) for line in rhymed("show", APPLES, "--run", in_turns, "--json")[1].splitlines()]
+    assert [row["turns"] for row in rows] == [[4, 2, 3], [2, 3, 1], [3]]
+    assert json.loads(rows[1]["calls"])[1] == [{"name": "divide", "seconds": 1.25, "error": "division by zero"}]
+
+
 def test_where_no_drafts_are_known_nothing_is_said_of_them(make_run, rhymed) -> None:
     folder = make_run("plain", [sample for sample in two_epochs() if sample[0] < 2])
     assert "draft" not in rhymed("show", APPLES, "--run", folder)[1]

@@ -17,9 +17,9 @@ from rhymed.dashboard.data.tokens import tokens_of
 from rhymed.errors import RowUnsuitable, StoreDamaged, UnknownSample
 from rhymed.history.folder import RunFolder
 from rhymed.history.responses.pieces import pieces_of_runs
-from rhymed.history.responses.turns import Run, made, runs_of, turns_in
+from rhymed.history.responses.turns import Run, loose, made, runs_of
 from rhymed.inputs.rows import prompt_text
-from rhymed.messages import GetSamples, SampleId, SampleInfo
+from rhymed.messages import Call, GetSamples, SampleId, SampleInfo
 from rhymed_store.inspect.browse import Browse, Response
 from rhymed_store.inspect.epochs import epochs_of, title
 from rhymed_workers.scorers.answer import reference
@@ -70,9 +70,14 @@ def sample_page(folder: RunFolder, sample: SampleId, *, by_token: bool = False) 
         "read": _read(folder, response),
         "pieces": parts,
         "runs": [_run(run) for run in runs],
+        "loose": [_call(call) for call in loose(response)],
         **(tokens_of(folder, response) if by_token and sample not in missing else {}),
         "missing": missing.get(sample) or folder.missing,
     }
+
+
+def _call(call: Call) -> Row:
+    return {"name": call.name, "seconds": call.seconds, "error": call.error}
 
 
 def _pieces(folder: RunFolder, response: Response, runs: Sequence[Run]) -> list[Row]:
@@ -159,7 +164,7 @@ def _session(response: Response) -> Row:
     """Of a sample in turns."""
     info, calls = response.info, made(response)
     return {
-        "turns": turns_in(info),
+        "turns": info.turn_count,
         "rows": len(info.forks) + 1,
         "calls": len(calls),
         "errors": sum(bool(call.error) for call in calls),
@@ -173,7 +178,7 @@ def _run(run: Run) -> Row:
         "turn": run.turn,
         "environment": run.environment,
         "tokens": run.tokens,
-        "calls": [{"name": call.name, "seconds": call.seconds, "error": call.error} for call in run.calls],
+        "calls": [_call(call) for call in run.calls],
         "fork": run.fork and {"row": run.fork.row, "shared": run.fork.shared},
     }
 

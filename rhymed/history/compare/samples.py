@@ -17,6 +17,7 @@ import numpy as np
 from rhymed.errors import StoreDamaged, UnknownSample
 from rhymed.history.compare.promise import promise_of
 from rhymed.history.folder import RunFolder
+from rhymed.history.responses.turns import are_placed, runs_of
 from rhymed.histospec.sampling.noise import gumbel
 from rhymed.messages import GetSamples, SampleId
 from rhymed.text import counted
@@ -38,8 +39,11 @@ class Difference:
     place: int  # the first response token that differs, from 0; people count from 1
     gap: float | None  # between the two tokens' scores; None: unknown
     near: bool = False
+    given: bool = False  # its environment wrote it: it answered otherwise
 
     def __str__(self) -> str:
+        if self.given:
+            return f"{self.sample}: from token {self.place + 1} on, which its environment wrote"
         how = "" if self.gap is None else f", scores {self.gap:.1g} apart{' (a near tie)' if self.near else ''}"
         return f"{self.sample}: from token {self.place + 1} on{how}"
 
@@ -51,6 +55,7 @@ class Comparison:
     both: int = 0  # samples that both have
     tokens: int = 0  # of these, in the first run
     prompts: int = 0  # samples whose prompts differ in their tokens; their responses are not compared
+    turns: int = 0  # samples with the same tokens in different turns or rows
     rewards: int = 0  # samples with the same tokens and different rewards
     only_first: int = 0
     only_second: int = 0
@@ -68,7 +73,7 @@ class Comparison:
         """Apart from near ties, where these are allowed."""
         lacking = self.prompts or self.only_first or self.only_second or self.damaged
         allowed = 0 if self.promise == "tokens" else self.near
-        return bool(self.both) and not (lacking or self.rewards or len(self.different) > allowed)
+        return bool(self.both) and not (lacking or self.turns or self.rewards or len(self.different) > allowed)
 
     def json(self) -> dict[str, Any]:
         rows = [{**asdict(row), "sample": str(row.sample)} for row in self.different]
@@ -95,6 +100,7 @@ def render(found: Comparison, first: str, second: str) -> str:
         f"only in {first}": found.only_first,
         f"only in {second}": found.only_second,
         "with different prompt tokens": found.prompts,
+        "the same tokens in other turns": found.turns,
         "the same tokens and another reward": found.rewards,
     }
     lines += [f"{what}: {counted(count, 'sample')}" for what, count in counts.items() if count]
@@ -107,7 +113,7 @@ def render(found: Comparison, first: str, second: str) -> str:
     same = found.both - found.prompts - len(found.different)
     lines.append(f"{same:,} have the same tokens, {len(found.different):,} differ{near}; the earliest:")
     lines += [f"  {difference}" for difference in found.different[:SHOWN]]
-    if any(difference.gap is None for difference in found.different):
+    if any(difference.gap is None and not difference.given for difference in found.different):
         lines.append(UNKNOWN)
     if found.near or found.promise == "tokens":
         lines.append(WEAKER.format(found.weaker) if found.weaker else PROMISES[found.promise])
@@ -141,6 +147,8 @@ def _add(
         found.prompts += 1
     elif not np.array_equal(one.tokens, other.tokens):
         found.different.append(_difference(first, second, one, other, seed))
+    elif (one.info.turns, one.info.forks) != (other.info.turns, other.info.forks):
+        found.turns += 1
     elif one.info.reward != other.info.reward:
         found.rewards += 1
 
@@ -156,8 +164,9 @@ def _difference(first: RunFolder, second: RunFolder, one: Response, other: Respo
     size = min(len(one.tokens), len(other.tokens))
     differ = np.flatnonzero(one.tokens[:size] != other.tokens[:size])
     place = int(differ[0]) if len(differ) else size
-    if seed is None or place == size:
-        return Difference(one.info.id, place, None)
+    given = any(run.environment and run.start <= place < run.end for run in (*runs_of(one), *runs_of(other)))
+    if seed is None or place == size or given:
+        return Difference(one.info.id, place, None, given=given)
     position = one.info.prompt_length + place
     a, b = (_score(folder, response, place, position, seed) for folder, response in ((first, one), (second, other)))
     if a is None or b is None:
@@ -168,13 +177,29 @@ def _difference(first: RunFolder, second: RunFolder, one: Response, other: Respo
 
 def _score(folder: RunFolder, response: Response, place: int, position: int, seed: int) -> float | None:
     """log p + noise of the sampled token; None if its log-prob is no longer in the store."""
-    from rhymed_workers.engines.base import seed_of
-
     id: SampleId = response.info.id
     try:
         _, (_, logprobs, *_) = folder.browse.samples(GetSamples(samples=[id], logprobs=True))
     except UnknownSample:
         return None
     token = int(response.tokens[place])
-    noise = gumbel(seed_of(seed, id), position, token + 1)[token]
+    own = _seed_at(folder, response, place, seed)
+    if own is None:
+        return None
+    noise = gumbel(own, position, token + 1)[token]
     return float(np.frombuffer(logprobs, np.float32)[place] + noise)
+
+
+def _seed_at(folder: RunFolder, response: Response, place: int, seed: int) -> int | None:
+    """Of the turn that this token is of. None: unknown, as of a program, which may have asked the same twice."""
+    from rhymed_workers.engines.base import seed_of, turn_seed
+
+    own = seed_of(seed, response.info.id)
+    if not response.info.turns:
+        return own
+    runs = runs_of(response)
+    if not are_placed(response) or folder.config is None or folder.config.environment.command:
+        return None
+    start = next((run.start for run in runs if run.start <= place < run.end), 0)
+    before = response.prompt_tokens.tolist(), response.tokens[:start].tolist()
+    return turn_seed(own, *before) if start else own

@@ -1,8 +1,8 @@
 """A complete sample in turns, run by run: who wrote which of its tokens, which calls a turn made, where rows begin.
 
-Pure. Invariant: the runs of a sample that fits are all of its response tokens, in their order. Its calls are kept by
-answer: those of turn n are the n-th, if there are as many as turns. Otherwise, as with an answer without tokens
-between two turns, the sample has its calls, but no turn has them.
+Pure. Invariant: the runs of a sample are all of its response tokens, in their order. Its calls are kept by answer:
+those of turn n are the n-th, if it has one row and as many answers as turns. Otherwise, as with an answer without
+tokens between two turns, it has its calls, but no run has them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from rhymed.messages import Call, Fork, SampleInfo
+from rhymed.messages import Call, Fork
 from rhymed.text import counted, duration
 from rhymed_store.inspect.browse import Response
+from rhymed_workers.trainer.turns import problem
 
 
 class Run(NamedTuple):
@@ -35,47 +36,31 @@ class Run(NamedTuple):
 def runs_of(response: Response) -> list[Run]:
     """Empty: it has no turns, or they do not fit its tokens."""
     info = response.info
-    if not info.turns or misfit(info):
+    if not info.turns or problem(info):
         return []
-    placed = len(response.calls) == turns_in(info)
+    placed = are_placed(response)
     forks = {fork.start: fork for fork in info.forks}
-    ends = list(accumulate(info.turns))
-    return [
-        Run(
-            start=end - length,
-            end=end,
-            turn=place // 2,
-            environment=bool(place % 2),
-            calls=response.calls[place // 2] if placed and not place % 2 else (),
-            fork=forks.get(end - length),
-        )
-        for place, (length, end) in enumerate(zip(info.turns, ends, strict=True))
-    ]
+    found: list[Run] = []
+    turn = -1
+    for place, (length, end) in enumerate(zip(info.turns, accumulate(info.turns), strict=True)):
+        if not length:
+            continue
+        environment = bool(place % 2)
+        turn += not environment
+        calls = response.calls[turn] if placed and not environment else ()
+        found.append(Run(end - length, end, max(0, turn), environment, calls, forks.get(end - length)))
+    return found
 
 
-def misfit(info: SampleInfo) -> str:
-    """Why its turns and rows cannot be those of its tokens; empty: they can."""
-    if not info.turns:
-        return "it has rows, but no turns" if info.forks else ""
-    if min(info.turns) <= 0:
-        return f"a run of its turns has {min(info.turns)} tokens"
-    if sum(info.turns) != info.length:
-        return f"its turns have {sum(info.turns)} tokens, its response {info.length}"
-    starts = [0, *accumulate(info.turns)][:-1]
-    last, lengths = 0, [info.prompt_length]
-    for number, fork in enumerate(info.forks, 1):
-        lengths[-1] += fork.start - last
-        if fork.start <= last or fork.start not in starts:
-            return f"its row {number} begins at token {fork.start}, where no later run of its turns begins"
-        if fork.row >= number or fork.shared > lengths[fork.row]:
-            return f"its row {number} shares {fork.shared} tokens with row {fork.row}, which has fewer or comes later"
-        last = fork.start
-        lengths.append(fork.shared)
-    return ""
+def are_placed(response: Response) -> bool:
+    """Whether each run of the policy is a turn, and has its calls: rows may interleave, and turns may be left out."""
+    info = response.info
+    return not info.forks and len(response.calls) == sum(map(bool, info.turns[::2]))
 
 
-def turns_in(info: SampleInfo) -> int:
-    return (len(info.turns) + 1) // 2
+def loose(response: Response) -> list[Call]:
+    """Calls of the sample that no run has."""
+    return [] if are_placed(response) else made(response)
 
 
 def made(response: Response) -> list[Call]:
@@ -90,7 +75,7 @@ def summary(response: Response) -> str:
         return ""
     errors = sum(bool(call.error) for call in calls)
     parts = [
-        counted(turns_in(info), "turn"),
+        counted(info.turn_count, "turn"),
         *([counted(len(info.forks) + 1, "row")] if info.forks else []),
         *([f"{counted(len(calls), 'call')}{f' ({errors} failed)' if errors else ''}"] if calls else []),
         *([f"{info.length - info.learned:,} of its tokens from its environment"] if len(info.turns) > 1 else []),
@@ -101,9 +86,14 @@ def summary(response: Response) -> str:
 
 def call_text(call: Call) -> str:
     """`calculate 3 ms`, with its error."""
-    ms = 1000 * call.seconds
-    spent = f" {ms:.1f} ms" if ms < 10 else f" {ms:.0f} ms" if ms < 1000 else f" {duration(call.seconds)}"
-    return f"{call.name}{spent * (ms > 0)}{f', failed: {call.error}' if call.error else ''}"
+    return f"{call.name}{_spent(1000 * call.seconds)}{f', failed: {call.error}' if call.error else ''}"
+
+
+def _spent(ms: float) -> str:
+    """Empty: no time, as of a call that was not made."""
+    if ms >= 1000:
+        return f" {duration(ms / 1000)}"
+    return "" if ms <= 0 else " <0.1 ms" if ms < 0.05 else f" {ms:.1f} ms" if ms < 10 else f" {ms:.0f} ms"
 
 
 def fork_text(run: Run, forks: Sequence[Fork]) -> str:

@@ -13,8 +13,9 @@ from rhymed.histospec.sampling.noise import gumbel
 from rhymed.messages import EVAL, ForgetLogprobs, SampleId, SampleInfo
 from rhymed.run.provenance import Start
 from rhymed_store.client import NewSample
-from rhymed_workers.engines.base import seed_of
+from rhymed_workers.engines.base import seed_of, turn_seed
 from tests.history.folders import APPLES, PEARS, two_epochs
+from tests.history.sessions import ADD, GOT, PLAIN, RAISED, begin, complete
 from tests.store.stores import LocalStore
 
 PROMPT = 3  # tokens, see `folders`
@@ -36,6 +37,29 @@ def test_a_difference_is_told_with_its_place_and_how_close_it_was(make_run: Call
     assert status == 1
     assert "7 have the same tokens, 1 differ; the earliest:" in out
     assert f"2/{APPLES}/1: from token 5 on, scores {abs(noise[99] - noise[44]):.1g} apart" in out
+
+
+def test_samples_in_turns_are_compared_turn_by_turn(make_run: Callable[..., Path], rhymed) -> None:
+    folders = [make_run(name, []) for name in ("one", "two")]
+    for number, folder in enumerate(folders):
+        local = LocalStore(folder / "store")
+        own = [60 + number, 50, 51]
+        for sample, parts in (
+            (GOT, [([40, 41], [66], [ADD]), (own, [], [])]),  # the policy wrote otherwise
+            (RAISED, [([40, 41], [66 + number], [ADD]), ([50], [], [])]),  # its environment answered otherwise
+            (PLAIN, [([40, 41], [66], [ADD]), ([50], [], [])]),
+        ):
+            begin(local, sample, parts)
+            complete(local, sample, parts, turns=[2, 2] if number and sample == PLAIN else None)
+        local.database.close()
+    status, out, _ = rhymed("compare", *folders)
+    before = [0, 1, 2], [40, 41, 66]
+    noise = gumbel(turn_seed(seed_of(0, GOT), *before), PROMPT + 3, 100)
+    assert status == 1
+    assert f"{GOT}: from token 4 on, scores {abs(noise[60] - noise[61]):.1g} apart" in out
+    assert f"{RAISED}: from token 3 on, which its environment wrote" in out
+    assert "the same tokens in other turns: 1 sample" in out
+    assert "unknown how close" not in out
 
 
 def test_a_near_tie_is_no_difference(make_run: Callable[..., Path], rhymed) -> None:

@@ -49,6 +49,8 @@ export function turnsText(sample, pieces, name) {
     });
     if (!last.environment && last.calls.length)
         items.push(h("li", { class: "turn environment" }, h("h4", {}, "Environment", last.calls.map(call))));
+    if (sample.loose?.length)
+        items.push(h("li", { class: "turn" }, h("h4", {}, "Calls of its turns", sample.loose.map(call))));
     return h("ol", { class: "turns" }, items);
 }
 
