@@ -1,0 +1,150 @@
+"""Whatever happens to a run whose samples have tools or an environment, its samples are those of the plain run.
+
+The plain one has a worker of each role, no drafts, and nothing dies. The other has two rollout and two environment
+workers, two stores, drafts of its history, moved samples and steps written ahead of their weights, and every kind of
+its processes is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rhymed.history.compare.audit import audit
+from rhymed.history.folder import open_folder
+from rhymed_store.integrity.verify import verify
+from rhymed_store.shards.folders import folders_of
+from tests.packages import needs
+from tests.stress.faults import FaultInjector, FaultSchedule, Outcome
+from tests.stress.recovery import Throughput
+from tests.stress.run import LiveRun
+from tests.system.turns import Told, told, write, write_calling_model
+
+STEPS, FEW, SAMPLES = 10, 4, 16  # of the long test, of the short one, and of each step
+BUSY: dict[str, dict[str, Any]] = {
+    "environment": {"workers": 2},
+    "schedule": {"run_ahead": 1},
+    "store": {"shards": 2},
+}
+PLAIN: dict[str, dict[str, Any]] = {"drafts": {"method": "none"}, "schedule": {"policy": "fifo"}}
+KILLED = ("store", "broker", "trainer", "rollout", "environment", "tool", "reward", "scorer")
+LOSSES = re.compile(r"(actor|mismatch_kl|response_length|staleness)/.*|reward/(mean|std|flat_groups)")
+"""Metrics of the samples and of the update; the rest are of the clock, or sums in the order of arrival."""
+
+
+def merged(*parts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    whole: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for section, settings in part.items():
+            whole[section] = {**whole.get(section, {}), **settings}
+    return whole
+
+
+def plain(file: Path) -> tuple[LiveRun, dict[str, Told]]:
+    with LiveRun(file) as run:
+        assert run.wait(400) == 0, run.tail(20)
+    return run, told(run)
+
+
+class Injector(FaultInjector):
+    async def _inject_all(self) -> None:
+        """Begins when a step is trained: the processes have something to lose."""
+        while self._run.status is None and (self._watch.queues is None or not self._watch.queues.step):
+            await asyncio.sleep(0.05)
+        await super()._inject_all()
+
+
+def sieged(file: Path, kills: int, every_s: float) -> tuple[LiveRun, dict[str, Told], Outcome]:
+    faults = FaultSchedule(3, kills, every_s, KILLED)
+    with LiveRun(file) as run:
+        outcome = asyncio.run(Injector(run, faults, Throughput([])).run())
+    assert (run.status, outcome.gave_up, outcome.forgotten) == (0, [], 0), run.tail(20)
+    return run, told(run), outcome
+
+
+def assert_whole(run: LiveRun, steps: int) -> None:
+    with open_folder(run.where.folder) as opened:
+        found = audit(opened)
+    assert (found.wrong, found.dropped, found.steps) == ([], 0, steps), found
+    for store in folders_of(run.where.database):
+        assert verify(store).sound
+
+
+def assert_same(one: dict[str, Told], other: dict[str, Told], steps: int) -> None:
+    assert len(one) == steps * SAMPLES
+    assert one.keys() == other.keys()
+    assert [id for id in one if one[id] != other[id]] == [], "these differ"
+    several = sum(len(sample.turns) >= 3 for sample in one.values())
+    assert several > steps, "samples have several turns"
+    assert not [call for sample in one.values() for calls in sample.calls for call in calls if call[1]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_run_with_environments_is_the_same_when_everything_dies(tmp_path: Path) -> None:
+    engine = {
+        "rollout": {"engine": "trace", "max_response_length": 600},
+        "trace": {"tools": ["look"], "mean_length": 15, "step_s": 0.002, "token_s": 0.0001},
+        "trainer": {"engine": "trace"},
+        "environment": {"factory": f"{tmp_path / 'words.py'}:Box"},
+    }
+    _, first = plain(write(tmp_path, "plain", FEW, **merged(engine, PLAIN)))
+    busy = merged(engine, BUSY, {"rollout": {"workers": 2}, "trace": {"step_s": 0.01, "train_s": 0.3}})
+    run, other, outcome = sieged(write(tmp_path, "sieged", FEW, **busy), len(KILLED), 0.5)
+    assert len(outcome.faults) >= 5, "the run outlived most of them"
+    assert_same(first, other, FEW)
+    assert all(sample.earned is not None for sample in other.values())
+    assert_whole(run, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(1500)
+@needs("vllm")
+@pytest.mark.parametrize("kind", ["tools=push,total", "factory=Box"])
+def test_a_model_is_trained_on_the_same_turns_when_everything_dies(tmp_path: Path, kind: str) -> None:
+    """To the last bit: the log-probs with which turns were stored weigh their tokens in the loss."""
+    write_calling_model(tmp_path / "model")
+    setting, names = kind.split("=")
+    engine = {
+        "model": {"path": str(tmp_path / "model"), "dtype": "float32"},
+        "rollout": {"kv_cache_gib": 0.2},
+        "environment": {setting: f"{tmp_path / 'words.py'}:{names}"},
+    }
+    calm, first = plain(write(tmp_path, "plain", STEPS, **merged(engine, PLAIN)))
+    busy = merged(engine, BUSY, {"rollout": {"workers": 2}, "drafts": {"budget": "fixed"}})
+    run, other, outcome = sieged(write(tmp_path, "sieged", STEPS, **busy), 2 * len(KILLED), 8.0)
+    assert len(outcome.faults) >= len(KILLED)
+    assert_same(first, other, STEPS)
+    assert_whole(run, STEPS)
+    assert_same_training(calm.where.folder, run.where.folder)
+
+
+def assert_same_training(plain: Path, other: Path) -> None:
+    from safetensors.numpy import load_file
+
+    rows, others = losses(plain), losses(other)
+    assert rows.keys() == others.keys()
+    assert [step for step in rows if rows[step] != others[step]] == [], "losses differ"
+    mismatch = [row["mismatch_kl/mean"] for row in rows.values()]
+    assert all(0 <= value < 1e-4 for value in mismatch), mismatch
+    one, two = (load_file(folder / f"checkpoints/step-{STEPS:06d}/model.safetensors") for folder in (plain, other))
+    assert one.keys() == two.keys()
+    for name, weight in one.items():
+        np.testing.assert_array_equal(weight, two[name], err_msg=name)
+
+
+def losses(folder: Path) -> dict[int, dict[str, float]]:
+    """By step; of one that was trained again the last."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        row["step"]: {name: value for name, value in row.items() if LOSSES.fullmatch(name)}
+        for row in rows
+        if "actor/loss" in row
+    }
