@@ -14,7 +14,7 @@ from rhymed.config import Config
 from rhymed.errors import RhymedError
 from rhymed.run.layout import layout_of
 from rhymed.wire.keys import ROLES, KeyRole, make_keys
-from rhymed.wire.sockets import Client
+from rhymed.wire.sockets import DONE, Client
 from rhymed_broker.service import BrokerService
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
@@ -39,9 +39,15 @@ class Locked:
         self._stack.callback(client.close)
         return client
 
-    def link(self, role: KeyRole, server: KeyRole = "broker") -> Client:
-        address = self.where.broker if server == "broker" else self.where.store
-        client = Client(address, "thief", peer=server, keys=self.where.keys(role).to(server))
+    def link(self, role: KeyRole, server: KeyRole = "broker", accepts: Any = None) -> Client:
+        """`accepts`: orders, which are taken and not carried out."""
+
+        async def take(peer: bytes, message: Any, frames: Any) -> messages.Message:
+            return DONE
+
+        address, keys = self.where.broker if server == "broker" else self.where.store, self.where.keys(role)
+        handler = take if accepts is not None else None
+        client = Client(address, "thief", peer=server, keys=keys.to(server), accepts=accepts, handler=handler)
         self._stack.callback(client.close)
         return client
 
@@ -56,7 +62,7 @@ class Locked:
 
 
 @contextlib.asynccontextmanager
-async def locked_run(tmp_path: Path) -> AsyncIterator[Locked]:
+async def locked_run(tmp_path: Path, **sections: dict[str, Any]) -> AsyncIterator[Locked]:
     ports = free_ports(2)
     make_keys(tmp_path / "keys", ROLES)
     net = {
@@ -65,7 +71,7 @@ async def locked_run(tmp_path: Path) -> AsyncIterator[Locked]:
         "keys": str(tmp_path / "keys"),
         "http": "",
     }
-    config = small_run(tmp_path, run={"name": "locked"}, net=net)
+    config = small_run(tmp_path, run={"name": "locked"}, net=net, **sections)
     async with contextlib.AsyncExitStack() as stack:
         yield await Locked(config, stack).open()
 

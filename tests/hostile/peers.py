@@ -18,7 +18,7 @@ from tests.hostile.malformed import Malformed
 
 ACCEPTS = {"broker": messages.ToBroker, "store": messages.ToStore, "weights": messages.ToWeights}
 SERVERS: dict[str, KeyRole] = {"broker": "broker", "store": "store", "weights": "trainer"}
-STOLEN: tuple[KeyRole, ...] = ("rollout", "reward", "viewer")
+STOLEN: tuple[KeyRole, ...] = ("rollout", "environment", "reward", "viewer")
 SOCKETS = 8
 LIFE = 150  # frames per connection: after about as many the server ignores it
 STRANGER_EVERY = 5_000  # frames

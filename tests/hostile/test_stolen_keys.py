@@ -27,8 +27,10 @@ from tests.hostile.locked import Locked, a_run, answer, ends_whole, locked_run
 from tests.messages.test_messages import make
 
 MAY = {
-    "rollout": "Join Heartbeat Leave Generated Ahead Loaded Asleep GiveBack GetQueues GetGroup"
-    " PutSamples PutPartials GetPartials GetHistory GetPrompts GetSamples GetStoreStats",
+    "rollout": "Join Heartbeat Leave Generated Turned Ahead Loaded Asleep GiveBack GetQueues GetGroup"
+    " PutSamples PutPartials GetPartials PutTurns GetSessions GetHistory GetPrompts GetSamples GetStoreStats",
+    "environment": "Join Heartbeat Leave Generated Answered GiveBack GetQueues GetGroup"
+    " PutSamples PutAnswer PutCalls GetSessions GetPrompts GetSamples GetStoreStats",
     "reward": "Join Heartbeat Leave Scored GiveBack GetQueues GetGroup PutScores GetPrompts GetSamples GetStoreStats",
     "trainer": "Join Heartbeat Leave Trained Checkpointed GetQueues GetGroup"
     " GetPrompts GetSamples PutTokenStats GetStoreStats",
@@ -63,10 +65,18 @@ def _sent(kind: Any, role: KeyRole) -> Any:
     message = make(kind)
     as_role = role if role in get_args(Role) else "rollout"
     fields = {"worker": role, "role": as_role} if kind is messages.Join else {"worker": role}
+    if kind is messages.PutSamples:  # of samples in turns: refused below
+        return _with(message, samples=[_with(one, turns=[], forks=[], earned=None) for one in message.samples])
+    if kind is messages.GetSessions:
+        return _with(message, logprobs=False)
     if kind in (messages.GetQueues, messages.Drain) or "worker" not in kind.__struct_fields__:
         return message
-    plain = {name: getattr(message, name) for name in kind.__struct_fields__}
-    return kind(**(plain | fields))
+    return _with(message, **fields)
+
+
+def _with(message: Any, **fields: Any) -> Any:
+    plain = {name: getattr(message, name) for name in message.__struct_fields__}
+    return type(message)(**(plain | fields))
 
 
 async def test_an_unknown_key_gets_no_answer(locked: Locked) -> None:

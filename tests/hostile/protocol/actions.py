@@ -62,6 +62,7 @@ class History(NamedTuple):
     run_ahead: int = 0  # schedule.run_ahead
     evaluates: bool = False  # every second version, on held-out prompts
     filters: bool = False  # dynamic sampling: groups without signal are replaced
+    turns: bool = False  # samples have an environment: they are written in turns
 
 
 _weighted = [verb for verb, weight in VERBS.items() for _ in range(weight)]
@@ -73,11 +74,12 @@ _actions = st.builds(
 _scenes = st.lists(_actions, min_size=1, max_size=10)  # lists of lists: most histories are long
 histories = st.builds(
     lambda scenes, *settings: History([action for scene in scenes for action in scene])._replace(
-        **dict(zip(("staleness", "run_ahead", "evaluates", "filters"), settings, strict=True))
+        **dict(zip(("staleness", "run_ahead", "evaluates", "filters", "turns"), settings, strict=True))
     ),
     st.lists(_scenes, min_size=1, max_size=SCENES),
     st.integers(0, 1),
     st.integers(0, 1),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
 )

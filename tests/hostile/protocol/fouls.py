@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from rhymed import messages
 from rhymed.messages import EVAL, Cursor, Drawn, Holding, SampleId, Score
-from tests.hostile.protocol.peers import CAST, Peer, content
+from tests.hostile.protocol.peers import ACTORS, CAST, Peer, content
 
 MEMBER = {messages.Join, messages.Heartbeat, messages.Leave}
 READS = {messages.GetPrompts, messages.GetSamples}
@@ -22,7 +23,13 @@ MAY: dict[str, set[Any]] = {
     | MEMBER
     | READS
     | {messages.Generated, messages.Loaded, messages.Asleep, messages.Ahead, messages.GiveBack}
-    | {messages.PutSamples, messages.PutPartials, messages.GetPartials, messages.GetHistory},
+    | {messages.PutSamples, messages.PutPartials, messages.GetPartials, messages.GetHistory}
+    | {messages.Turned, messages.PutTurns, messages.GetSessions},
+    "environment": ALL
+    | MEMBER
+    | READS
+    | {messages.Generated, messages.Answered, messages.GiveBack, messages.PutSamples}
+    | {messages.PutAnswer, messages.PutCalls, messages.GetSessions},
     "reward": ALL | MEMBER | READS | {messages.Scored, messages.GiveBack, messages.PutScores},
     "trainer": ALL | MEMBER | READS | {messages.Trained, messages.Checkpointed, messages.PutTokenStats},
     "broker": ALL
@@ -35,6 +42,8 @@ MAY: dict[str, set[Any]] = {
 }
 VERSIONS = (0, 1, -1, 2, 5, 1 << 20, (1 << 31) - 1, -(1 << 31), (1 << 63) - 1, -(1 << 63))
 NAMES = ("rollout-y", "reward", "nobody", *(part.name for part in CAST))
+TURN_NAMES = (*NAMES, *(part.name for part in ACTORS))
+NUMBERS = (0, 1, 2, 3, 1 << 29, 1 << 31, (1 << 53) - 1)
 WRONG_IDS = (
     SampleId(0, "0" * 16, 0),
     SampleId(-5, "0" * 16, 0),
@@ -59,8 +68,16 @@ class Foul(NamedTuple):
             return False
         if isinstance(self.message, messages.GetQueues | messages.Drain):
             return True
+        if peer.role == "rollout" and self._beyond_turns():
+            return False
         name = getattr(self.message, "worker", None)
         return name is None or name == peer.role or name.startswith((f"{peer.role}-", f"{peer.role}@"))
+
+    def _beyond_turns(self) -> bool:
+        """What is only for who has a sample's environment."""
+        if isinstance(self.message, messages.GetSessions):
+            return self.message.logprobs
+        return isinstance(self.message, messages.PutSamples) and any(one.turns for one in self.message.samples)
 
 
 class Around(NamedTuple):
@@ -99,7 +116,7 @@ def _scores(a: Around) -> list[Score]:
 
 def _join(a: Around) -> Foul:
     role: Any = ("rollout", "reward", "trainer")[a.how % 3] if a.how % 8 == 7 else a.peer.role
-    if role not in ("rollout", "reward", "trainer"):
+    if role not in ("rollout", "environment", "reward", "trainer"):
         role = "rollout"
     slots = (1, 2, 0, -1, 1 << 40)[a.how % 5]
     join = messages.Join(
@@ -177,3 +194,52 @@ KINDS: tuple[Callable[[Around], Foul], ...] = (
     _store(lambda a: messages.GetStoreStats()),
     _token_stats,
 )
+
+
+def _turns(a: Around) -> Foul:
+    made = [content(id, a.peer.name, a.version % (1 << 31)) for id in a.ids]
+    reasons: Any = ("stop", "stop", "length", "abort")
+    turns = [
+        messages.Turn(length=one.info.length, finish_reason=reasons[a.how % 4], versions=one.info.versions)
+        for one in made
+    ]
+    numbers = [NUMBERS[(a.how + place) % len(NUMBERS)] for place in range(len(made))]
+    tokens = np.concatenate([np.asarray(one.tokens, np.uint32) for one in made])
+    frames = tokens, np.full(len(tokens) - (a.how % 16 == 5), -1.0, np.float32)
+    return Foul("store", messages.PutTurns(samples=a.ids, numbers=numbers, turns=turns), frames)
+
+
+def _answer(a: Around) -> Foul:
+    tokens = np.arange(a.how % 4, dtype=np.uint32)
+    answer = messages.Answer(
+        length=len(tokens) + (a.how % 16 == 7),
+        done=a.how % 3 == 0,
+        reward=(None, 9.0, float("nan"), float("inf"))[a.how // 3 % 4],
+        after=(None, None, 0, 1 << 40)[a.how // 7 % 4],
+        kept=(None, None, 1, 1 << 40)[a.how // 5 % 4],
+        calls=[messages.Call(name="\x1b[2J", error="foul")] * (a.how % 3),
+        cut=a.how % 5 == 0,
+    )
+    number = NUMBERS[a.how // 2 % len(NUMBERS)]
+    return Foul("store", messages.PutAnswer(sample=a.ids[0], number=number, answer=answer), (tokens,))
+
+
+def _whole(a: Around) -> Foul:
+    """Complete samples in turns, whose environment gave what the sender likes."""
+    foul = _put(a)
+    assert isinstance(foul.message, messages.PutSamples), "it is one"
+    infos = [msgspec.structs.replace(one, turns=[one.length], earned=9.0) for one in foul.message.samples]
+    return foul._replace(message=messages.PutSamples(samples=infos))
+
+
+TURN_KINDS = (
+    *KINDS,
+    _turns,
+    _answer,
+    _whole,
+    _store(lambda a: messages.PutCalls(sample=a.ids[0], number=NUMBERS[a.how % len(NUMBERS)], attempt="foul")),
+    _store(lambda a: messages.GetSessions(samples=a.ids, logprobs=a.how % 2 == 0)),
+    _broker(lambda a: messages.Turned(worker=a.name, samples=[content(id, a.name, 0).info for id in a.ids])),
+    _broker(lambda a: messages.Answered(worker=a.name, samples=a.ids)),
+)
+"""Also those about samples in turns."""

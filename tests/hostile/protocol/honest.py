@@ -10,6 +10,7 @@ from rhymed import messages
 from rhymed.errors import NameTaken, PeerGone, WireError
 from rhymed.messages import EVAL, SampleId, SampleInfo, Score
 from rhymed.staleness import window
+from tests.hostile.protocol import turns
 from tests.hostile.protocol.actions import Action
 from tests.hostile.protocol.peers import Peer, content
 from tests.hostile.protocol.servers import REFILLS, STEPS
@@ -49,11 +50,20 @@ def _may_write(world: World, peer: Peer) -> list[SampleId]:
 
 
 async def store_one(world: World, peer: Peer, which: int) -> bool:
-    """A rollout worker writes one of its samples to the store. False: there is none that it may write."""
+    """A rollout worker writes one of its samples to the store, or its next turn; an environment worker answers one.
+    False: there is none that it may write."""
+    if peer.role == "environment":
+        held = sorted(peer.held)
+        if held:
+            await turns.act(world, peer, held[which % len(held)])
+        return bool(held)
     ready = _may_write(world, peer) if peer.role == "rollout" else []
     if not ready:
         return False
     id = ready[which % len(ready)]
+    if world.turns:
+        await turns.write_turn(world, peer, id)
+        return True
     made = content(id, peer.name, peer.version)
     arrays = [np.asarray(part) for part in (made.prompt_tokens, made.tokens, made.logprobs)]
     outcome = await world.ask(peer, "store", messages.PutSamples(samples=[made.info]), *arrays)
@@ -129,12 +139,26 @@ def _lacking(id: SampleId) -> Score:
 async def report(world: World, peer: Peer) -> None:
     if not peer.stored:
         return
+    for message in _reports(world, peer):
+        await _send(world, peer, message)
+    if peer.here:
+        peer.stored = {}
+
+
+def _reports(world: World, peer: Peer) -> list[messages.Message]:
     results = list(peer.stored.values())
-    if peer.role == "rollout":
-        infos = [info for info in results if isinstance(info, SampleInfo)]
-        message: messages.Message = messages.Generated(worker=peer.name, samples=infos)
-    else:
-        message = messages.Scored(worker=peer.name, scores=[one for one in results if isinstance(one, Score)])
+    infos = [info for info in results if isinstance(info, SampleInfo)]
+    if peer.role == "reward":
+        return [messages.Scored(worker=peer.name, scores=[one for one in results if isinstance(one, Score)])]
+    if peer.role == "environment":
+        answered = [id for id, result in peer.stored.items() if result is None]
+        ends: list[messages.Message] = [messages.Generated(worker=peer.name, samples=infos)] if infos else []
+        return [*ends, *([messages.Answered(worker=peer.name, samples=answered)] if answered else [])]
+    kind = messages.Turned if world.turns else messages.Generated
+    return [kind(worker=peer.name, samples=infos)]
+
+
+async def _send(world: World, peer: Peer, message: messages.Message) -> None:
     holders = {id: sample.worker for id in peer.stored if (sample := world.sample(id)) is not None}
     lives = world.rollbacks
     await say(world, peer, message)
@@ -142,10 +166,10 @@ async def report(world: World, peer: Peer) -> None:
     peer.last = message
     if peer.here and lives == world.rollbacks:
         for id, result in peer.stored.items():
-            if holders.get(id) == peer.name and (isinstance(result, SampleInfo) or result.reward is not None):
-                world.reported[id] = "generated" if peer.role == "rollout" else "scored"
-    if peer.here:
-        peer.stored = {}
+            if holders.get(id) != peer.name or isinstance(message, messages.Turned | messages.Answered):
+                continue
+            if isinstance(result, SampleInfo) or (isinstance(result, Score) and result.reward is not None):
+                world.reported[id] = "scored" if peer.role == "reward" else "generated"
 
 
 async def again(world: World, peer: Peer) -> None:

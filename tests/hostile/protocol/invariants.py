@@ -11,14 +11,16 @@ import numpy as np
 from rhymed import messages
 from rhymed.errors import MalformedMessage, NotAllowed, Overloaded
 from rhymed.messages import SampleId
-from rhymed_broker.states import SETTLED, STATES
+from rhymed_broker.states import SETTLED, STATES, UNWRITTEN
+from rhymed_store.sessions import get_session
 from tests.hostile.protocol.fouls import Foul
 from tests.hostile.protocol.peers import Peer
 from tests.hostile.protocol.world import Fault, Outcome, Seen, World
 
+MISSING = np.full(1, 1 << 33)  # no token
 MOST_WORKERS = 100  # in the broker's lists: a history has fewer connections
 MOST_EARLY = 1 << 20  # samples in reports that wait for the ledger's start
-DISPATCHED = {("waiting", "running"), ("generated", "scoring")}
+DISPATCHED = {("waiting", "running"), ("turned", "acting"), ("generated", "scoring")}
 """Of samples that nobody holds: the broker gives them to whoever is free, or whoever claims them."""
 SETTLES = {("scored", "training"), ("scored", "filtered")}
 """Of scored samples, once the last sample of their group or step is scored or dropped."""
@@ -45,14 +47,14 @@ def check_ledger(world: World) -> None:
     held = Counter(id for worker in ledger.workers for id in worker.held)
     for state, queue in ledger.samples.queues.items():
         for sample in queue:
-            taken = state in ("running", "scoring")
+            taken = state in ("running", "acting", "scoring")
             if taken != bool(sample.worker) or held[sample.id] != taken:
                 raise Fault(f"{sample.id} is {state} with {sample.worker!r}, held {held[sample.id]} times")
     for id, how in world.reported.items():
         sample = world.sample(id)
-        lost = ("waiting", "running")
+        lost = UNWRITTEN
         if how == "scored" and id.step < messages.EVAL:  # after a restart, those of an evaluation are scored again
-            lost += ("generated", "scoring")
+            lost |= {"generated", "scoring"}
         if sample is not None and sample.state in lost and id in world.acked:
             raise Fault(f"{id} was reported as {how} by its holder and acknowledged, but is {sample.state}")
 
@@ -63,7 +65,7 @@ def check_evaluations(world: World) -> None:
         version = open_step.step - messages.EVAL
         for id, sample in open_step.samples.items():
             made = world.acked.get(id)
-            if sample.state in ("waiting", "running", "dropped") or made is None or id in world.forged:
+            if sample.state in UNWRITTEN or sample.state == "dropped" or made is None or id in world.forged:
                 continue
             if any(one != version for one, _ in made.info.versions):
                 raise Fault(f"{id} of the evaluation of version {version} has tokens of {made.info.versions}")
@@ -128,6 +130,7 @@ async def check_store(world: World) -> None:
     found, journal = await asyncio.gather(auditor.get_samples(ids), auditor.read_journal(0))
     world.forget(journal.forgotten)
     await check_parts(world)
+    await check_turns(world)
     for id, one in zip(ids, found, strict=True):
         if not world.same(world.acked[id], one.tokens):
             raise Fault(f"{id} was acknowledged with other tokens than the store has")
@@ -139,6 +142,17 @@ async def check_store(world: World) -> None:
         if journal.forgotten <= id.step < messages.EVAL and id not in states:
             raise Fault(f"{id} was acknowledged, but the journal does not have it")
     _check_trained(world, journal.forgotten, states)
+
+
+async def check_turns(world: World) -> None:
+    """Answers and turns that were acknowledged are there as they were written first, until their sample is stored."""
+    for id in sorted({id for id, _, _ in world.entries}):
+        stored = await get_session(world.servers.turns_auditor, id)
+        found = {("answer", number): tokens for number, tokens in enumerate(stored.answers)}
+        found |= {("turn", number): tokens for number, tokens in enumerate(stored.turns)}
+        for (sample, kind, number), tokens in world.entries.items():
+            if sample == id and not np.array_equal(found.get((kind, number), MISSING), tokens):
+                raise Fault(f"{kind} {number} of {id} was acknowledged as {tokens}, the store has {found}")
 
 
 async def check_parts(world: World) -> None:

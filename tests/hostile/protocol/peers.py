@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import zmq
@@ -24,9 +24,14 @@ DEADLINE_S = 60.0  # of every answer; the machine may be busy
 SLOTS = 3
 ACCEPTS: dict[str, Any] = {
     "rollout": messages.ToRollout,
+    "environment": messages.ToEnvironment,
     "reward": messages.ToReward,
     "trainer": messages.ToTrainer,
 }
+
+
+Result: TypeAlias = SampleInfo | messages.Score | None
+"""What is reported of a sample; None: its environment has answered."""
 
 
 class Part(NamedTuple):
@@ -48,8 +53,10 @@ CAST = (
     Part("broker", "broker", False),
     Part("store", "store", False),
 )
-HONEST = [number for number, part in enumerate(CAST) if part.honest]
+ACTORS = (Part("environment", "environment-0", True), Part("environment", "environment-x", False))
+"""Besides these, of histories in turns."""
 DISHONEST = [4, 5, 4, 5, 6, 4, 5, 7, 8, 9, 10]  # those that are workers more often
+DISHONEST_ACTOR = len(CAST) + 1
 
 
 def content(id: SampleId, author: str, version: int) -> NewSample:
@@ -83,7 +90,7 @@ class Peer:
 
     def _forget(self) -> None:
         self.held: dict[SampleId, None] = {}
-        self.stored: dict[SampleId, SampleInfo | messages.Score] = {}  # acknowledged by the store, not reported
+        self.stored: dict[SampleId, Result] = {}  # acknowledged by the store, not reported
         self.saved: dict[SampleId, int] = {}  # held: tokens that it has written to the store
         self.parked: set[SampleId] = set()  # written to the end, with weights that are too old
         self.released: list[SampleId] = []
@@ -101,7 +108,7 @@ class Peer:
             case messages.Generate():
                 self.held.update(dict.fromkeys(message.samples))
                 self.untold |= self._handed & set(message.samples) - set(message.begun)
-            case messages.ScoreSamples():
+            case messages.ScoreSamples() | messages.Act():
                 self.held.update(dict.fromkeys(message.samples))
             case messages.Cancel():
                 for id in message.samples:

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from rhymed import messages
 from rhymed.errors import MalformedMessage, RhymedError
 from tests.hostile.protocol import honest, invariants
 from tests.hostile.protocol.actions import Action, History
 from tests.hostile.protocol.clock import stopped
-from tests.hostile.protocol.fouls import ALL, KINDS, NAMES, VERSIONS, Around, Foul
-from tests.hostile.protocol.peers import CAST, DISHONEST, HONEST, Peer
+from tests.hostile.protocol.fouls import ALL, KINDS, NAMES, TURN_KINDS, TURN_NAMES, VERSIONS, Around, Foul
+from tests.hostile.protocol.peers import DISHONEST, Peer
 from tests.hostile.protocol.servers import Servers, config_of
 from tests.hostile.protocol.world import Fault, Outcome, World
 
@@ -88,7 +89,7 @@ async def act(world: World, action: Action) -> None:
 
 
 async def act_alone(world: World, action: Action) -> None:
-    peer = world.peers[HONEST[action.peer % len(HONEST)]]
+    peer = world.honest[action.peer % len(world.honest)]
     if action.verb == "join" and not peer.here:
         await honest.join(world, peer)
     if not peer.here:
@@ -129,16 +130,17 @@ async def steer(world: World, action: Action) -> None:
     if action.how % 2:
         await world.ask(operator, "broker", messages.Pause(paused=action.how % 4 == 1))
     else:
-        name = CAST[HONEST[action.peer % len(HONEST)]].name
+        name = world.honest[action.peer % len(world.honest)].name
         await world.ask(operator, "broker", messages.Drain(worker=name, drained=action.how % 4 == 0))
 
 
 def make(world: World, peer: Peer, action: Action) -> Foul:
-    name = NAMES[(action.name - 9) % len(NAMES)] if action.name > 8 else peer.name
+    names = TURN_NAMES if world.turns else NAMES
+    name = names[(action.name - 9) % len(names)] if action.name > 8 else peer.name
     ids = world.pick(peer, action.which, 1 + action.how % 3)
     near = (world.ledger.version, peer.version, *VERSIONS)
     around = Around(peer, name, ids, near[action.how % len(near)], action.how)
-    made = [kind(around) for kind in KINDS]
+    made = [kind(around) for kind in (TURN_KINDS if world.turns else KINDS)]
     if action.kind < 20 and (
         allowed := [one for one in made if one.permitted(peer) and type(one.message) not in ALL]
     ):
@@ -147,11 +149,11 @@ def make(world: World, peer: Peer, action: Action) -> Foul:
 
 
 async def foul(world: World, action: Action) -> None:
-    peer = world.peers[DISHONEST[action.peer % len(DISHONEST)]]
+    peer = world.peers[world.dishonest[action.peer % len(world.dishonest)]]
     one = make(world, peer, action)
     if _usurps(world, peer, one) or _destroys(world, peer, one):
         return
-    if one.to == "broker" and action.how % 8 and peer.role in ("rollout", "reward"):
+    if one.to == "broker" and action.how % 8 and peer.role in ("rollout", "environment", "reward"):
         await _enlist(world, peer)
     delivery = world.servers.broker._delivery
     before = world.look()
@@ -171,6 +173,12 @@ def _note(world: World, one: Foul, outcome: Outcome) -> None:
         case messages.PutSamples():
             for made in one.puts:
                 world.acknowledge(made, forged=True)
+        case messages.PutTurns(samples=ids, numbers=numbers, turns=turns):
+            ends = np.cumsum([turn.length for turn in turns])
+            for id, number, turn, end in zip(ids, numbers, turns, ends, strict=True):
+                world.enter(id, "turn", number, one.frames[0][end - turn.length : end], forged=True)
+        case messages.PutAnswer(sample=id, number=number) if isinstance(outcome.answer.message, messages.Done):
+            world.enter(id, "answer", number, one.frames[0], forged=True)
         case messages.PutPartials():
             world.save(one.message, one.frames[0], outcome)
             world.handed -= set(one.message.samples)

@@ -42,6 +42,7 @@ class Servers:
         await self.open_broker()
         self.auditor = StoreClient(self.layout.store, "auditor", self.layout.keys("broker"))
         self.parts_auditor = StoreClient(self.layout.store, "auditor", self.layout.keys("rollout"))
+        self.turns_auditor = StoreClient(self.layout.store, "auditor", self.layout.keys("environment"))
 
     async def open_store(self) -> None:
         def make() -> StoreService:
@@ -137,6 +138,7 @@ class Servers:
         if hasattr(self, "parts_auditor"):
             self.auditor.close()
             self.parts_auditor.close()
+            self.turns_auditor.close()
         for service in reversed(list(self._running)):
             with contextlib.suppress(Exception):  # reported by `failed`
                 await self._stop(service)
@@ -154,6 +156,7 @@ def config_of(folder: Path, keys: Path, history: History) -> Config:
             "data": {"source": "jsonl", "path": str(_rows(folder, "rows", PROMPTS))},
             "eval": {"datasets": held_out, "every": 2} if history.evaluates else {},
             "rollout": {"prompts_per_step": GROUPS, "group_size": SIZE, "engine": "trace"},
+            "environment": {"tools": "tools.py:add"} if history.turns else {},
             "reward": {"on_error": "drop"},
             "trainer": {
                 "epochs": EPOCHS,

@@ -14,7 +14,7 @@ from tests.hostile.protocol.actions import Action, History
 def shrink(history: History, fails: Callable[[History], bool], goes_on: Callable[[], bool]) -> History:
     """The shortest one found until `goes_on` says no, or until nothing can be left out or made zero."""
     history = _shorter(history, fails, goes_on)
-    for name in ("staleness", "run_ahead", "evaluates", "filters"):
+    for name in ("staleness", "run_ahead", "evaluates", "filters", "turns"):
         plainer = history._replace(**{name: type(getattr(history, name))()})
         if getattr(history, name) and goes_on() and fails(plainer):
             history = plainer

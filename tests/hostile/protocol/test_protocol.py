@@ -25,6 +25,11 @@ def test_honest_peers_make_progress(keys: Path) -> None:
     assert played.trained > 2
 
 
+def test_honest_peers_make_progress_in_turns(keys: Path) -> None:
+    played = play(History([Action("advance")] * 40, turns=True, evaluates=True), keys)
+    assert played.trained > 2
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("history", read(), ids=lambda history: history.why[:60])
 def test_a_history_that_failed_once(history: History, keys: Path) -> None:

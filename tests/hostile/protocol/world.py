@@ -18,7 +18,7 @@ from rhymed_broker.states import Sample
 from rhymed_store.client import NewSample
 from tests.hostile.protocol.clock import STEP_S, Clock
 from tests.hostile.protocol.fouls import WRONG_IDS
-from tests.hostile.protocol.peers import CAST, DEADLINE_S, Peer, reward_of
+from tests.hostile.protocol.peers import ACTORS, CAST, DEADLINE_S, DISHONEST, DISHONEST_ACTOR, Peer, reward_of
 from tests.hostile.protocol.servers import Servers, until
 
 
@@ -47,7 +47,13 @@ class World:
     def __init__(self, servers: Servers, clock: Clock) -> None:
         self.servers, self.clock = servers, clock
         self.handed: set[SampleId] = set()  # of `parts`, those that were written by whoever had the sample
-        self.peers = [Peer(part, servers.layout, self.handed) for part in CAST]
+        self.turns = servers.config.environment.active
+        cast = (*CAST, *ACTORS) if self.turns else CAST
+        self.peers = [Peer(part, servers.layout, self.handed) for part in cast]
+        self.honest = [peer for peer in self.peers if peer.honest]
+        self.dishonest = [*DISHONEST, *([DISHONEST_ACTOR] * 3 if self.turns else [])]  # numbers of peers
+        self.entries: dict[tuple[SampleId, str, int], Any] = {}  # acknowledged tokens of answers and turns
+        self.mixed: set[SampleId] = set()  # a dishonest peer has written some of these
         self.acked: dict[SampleId, NewSample] = {}  # the store has acknowledged them: first records
         self.forged: set[SampleId] = set()  # of these, written by dishonest peers
         self.rewards: dict[SampleId, float] = {}  # acknowledged, the newest one
@@ -129,11 +135,23 @@ class World:
         return f"events of the peer {events[link]}, of the server {events[server]}, its tasks {server._tasks}"
 
     def acknowledge(self, made: NewSample, *, forged: bool = False) -> None:
-        if forged and made.info.id not in self.acked:
+        if (forged or made.info.id in self.mixed) and made.info.id not in self.acked:
             self.forged.add(made.info.id)
         self.acked.setdefault(made.info.id, made)
         self.parts.pop(made.info.id, None)
         self.handed.discard(made.info.id)
+        self.entries = {key: tokens for key, tokens in self.entries.items() if key[0] != made.info.id}
+
+    def enter(self, id: SampleId, kind: str, number: int, tokens: Any, *, forged: bool = False) -> None:
+        """The store has acknowledged an answer or a turn of a sample: the first one stays."""
+        if not self.is_live(id.step) or id in self.acked or (id, kind, number) in self.entries:
+            return
+        self.entries[id, kind, number] = np.asarray(tokens)
+        if forged:
+            self.mixed.add(id)
+        if kind == "turn":
+            self.parts.pop(id, None)
+            self.handed.discard(id)
 
     def save(self, message: messages.PutPartials, tokens: Any, outcome: Outcome) -> None:
         """Tokens of running samples, and what the store answered: they replace what it had from `starts` on."""
@@ -159,6 +177,7 @@ class World:
         """The store has no parts of these steps any more."""
         self.forgotten = below
         self.parts = {id: part for id, part in self.parts.items() if self.is_live(id.step)}
+        self.entries = {key: tokens for key, tokens in self.entries.items() if self.is_live(key[0].step)}
         self.handed &= self.parts.keys()
 
     async def pass_time(self, ticks: int) -> None:
