@@ -28,6 +28,8 @@
     ├── RewardError            a scorer cannot be loaded, or returned an invalid reward
     │   ├── ScorerKilled       a signal ended its process while it was loaded: perhaps not the scorer's fault
     │   └── RowUnsuitable      a row lacks what a scorer needs: no response to it can be scored
+    ├── EnvironmentFailed      a tool or an environment cannot be loaded, is broken, or has ended its process
+    │   └── EnvironmentLost        its process ended through another sample's doing: it can be made again
     └── TrainerError
         ├── StalenessBroken    a sample older than the contract allows: refused
         ├── StepRefused        the trainer refuses a step for good
@@ -163,6 +165,10 @@ class RowUnsuitable(RewardError):
 
 
 class EnvironmentFailed(RhymedError):
+    pass
+
+
+class EnvironmentLost(EnvironmentFailed):
     pass
 
 

@@ -234,7 +234,8 @@ def deadlines(schedule: Schedule, reward: Reward, environment: Environment) -> I
     if (environment.tools or environment.factory) and acting_s >= schedule.stuck_after_s:
         yield (
             f"schedule.stuck_after_s = {schedule.stuck_after_s:g} must be more than {acting_s:g}: {QUEUED} samples"
-            f" wait for each subprocess of an environment, for environment.timeout_s = {environment.timeout_s:g} each"
+            f" wait for each thread of an environment's subprocesses, for environment.timeout_s ="
+            f" {environment.timeout_s:g} each"
         )
     if scoring_s >= schedule.stuck_after_s:
         yield (

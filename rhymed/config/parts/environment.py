@@ -16,7 +16,8 @@ class Environment(Section):
     factory: str = Field(
         "",
         description="class of a sample's environment, file.py:Class: TRL's environment_factory (its public methods"
-        " are tools) or SkyRL-Gym's BaseTextEnv; package.module:Class also works",
+        " are tools), a dict of such classes by the row's column `environment`, or SkyRL-Gym's BaseTextEnv;"
+        " package.module:Class and skyrl_gym:id also work",
     )
     command: str = Field(
         "",
@@ -29,18 +30,30 @@ class Environment(Section):
         "hermes", min_length=1, description="how calls are written: hermes (JSON in <tool_call>), or a parser of vLLM"
     )
     workers: int = Field(1, ge=1, le=MOST_PROCESSES, description="started by `rhymed run`; more can join at any time")
-    processes: int = Field(
-        2, gt=0, le=MOST_PROCESSES, description="subprocesses per worker; each makes one call at a time"
+    processes: int = Field(2, gt=0, le=MOST_PROCESSES, description="subprocesses per worker")
+    threads: int = Field(
+        1,
+        gt=0,
+        le=256,
+        description="sync functions that a subprocess runs at once; more than 1 needs code that is thread-safe",
+    )
+    concurrency: int = Field(
+        256,
+        gt=0,
+        le=65_536,
+        description="samples at once per worker, if functions of the environment are async; with sync ones alone, 8"
+        " for each thread of its subprocesses",
+    )
+    timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="time limit of a call, and of a program between two calls; then an async call is cancelled, and"
+        " anything else is killed with its subprocess",
     )
     sessions: int = Field(
         0,
         ge=0,
         description="samples that a worker has open at once, with environment or program; 0: 1024, 32 of programs",
-    )
-    timeout_s: float = Field(
-        30.0,
-        gt=0,
-        description="time limit of an answer, and of a program between two calls; then its subprocess is killed",
     )
     memory_gib: float = Field(4.0, ge=0, description="writable memory of a subprocess; 0: no limit")
     replay: bool = Field(
@@ -58,12 +71,10 @@ class Environment(Section):
     @property
     def most_open(self) -> int:
         """Samples that a worker has open at once; 0: any number, since tools alone have no state."""
-        return 0 if self.tools else self.sessions or (32 if self.command else 1024)
+        return 0 if not (self.factory or self.command) else self.sessions or (32 if self.command else 1024)
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if self.tools and self.factory:
-            raise ValueError("tools cannot be combined with factory: make them methods of its class")
         if self.command and (self.tools or self.factory):
             raise ValueError("command cannot be combined with tools or factory: a program has tools of its own")
         if 0 < self.memory_gib < LEAST_GIB:

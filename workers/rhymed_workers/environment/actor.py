@@ -20,7 +20,7 @@ from rhymed.inputs.rows import Row
 from rhymed.service.retry import retry
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import StoredSession, begin_calls, get_session, put_answer
-from rhymed_workers.environment.pool import Environments
+from rhymed_workers.environment.pool import Environments, Opened
 from rhymed_workers.environment.protocol import Stepped
 from rhymed_workers.sessions.calls import Read
 from rhymed_workers.sessions.dialogue import Dialogue
@@ -60,12 +60,13 @@ class Actor:
 
     async def _begin(self, id: messages.SampleId) -> bool:
         """The first answer is the prompt."""
-        tokens = self._dialogue.prompt(f"prompt {id.prompt}", await self._open(id))
+        opened = await self._open(id)
+        tokens = self._dialogue.prompt(f"prompt {id.prompt}", opened.chat, opened.tools)
         await self._put(id, 0, messages.Answer(length=len(tokens)), tokens)
         return False
 
-    async def _open(self, id: messages.SampleId) -> list[dict[str, str]]:
-        """Makes the sample's environment. Returns the chat that the sample begins with."""
+    async def _open(self, id: messages.SampleId) -> Opened:
+        """Makes the sample's environment."""
         (row,) = await retry(lambda: self._store.get_prompts([id.prompt]), "reading a prompt")
         chat = render.messages(self._config.data, f"prompt {id.prompt}", row)
         return await self._pool.open(str(id), row, chat)

@@ -2,8 +2,8 @@
 
 A sample's environment lives in one process until it is closed; plain tools have no state, so any process may call
 them. The pool counts the turns that an environment has seen: with one too many or too few it is not the sample's any
-more. A request that takes too long kills its process, with the environments of other samples: who needs them rebuilds
-them. A process that ended is replaced when it is needed.
+more. A process has many requests at once. User code that hangs costs its process, with the environments of other
+samples: who needs them rebuilds them. A process that ended is replaced when it is needed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Self
+from typing import NamedTuple, Self
 
 from rhymed.config import Config
-from rhymed.errors import EnvironmentFailed
+from rhymed.config.checks import QUEUED
+from rhymed.errors import EnvironmentFailed, EnvironmentLost
 from rhymed.inputs.rows import Row
 from rhymed_workers.environment.process import EnvironmentProcess
 from rhymed_workers.environment.protocol import Answer, Chat, Close, Open, Ready, Request, Step, Stepped
@@ -23,6 +24,13 @@ from rhymed_workers.sessions.calls import Read
 log = logging.getLogger(__name__)
 
 UNKNOWN = -1  # turns: it was asked, and has not answered
+
+
+class Opened(NamedTuple):
+    """What a sample begins with."""
+
+    chat: Chat
+    tools: list[str]  # names of those that it has
 
 
 class Environments:
@@ -61,22 +69,29 @@ class Environments:
         process = self._host(name)
         return self.about.kind == "tools" or (process is not None and process.names[name] == turns)
 
-    async def open(self, name: str, row: Row, chat: Chat) -> Chat:
-        """Makes the sample's environment anew. Returns the chat that the sample begins with."""
+    @property
+    def slots(self) -> int:
+        """Samples that may be here at once. Those that wait for async functions cost nothing; those that wait for
+        sync ones wait for each other."""
+        settings = self._config.environment
+        return settings.concurrency if self.about.awaits else settings.processes * settings.threads * QUEUED
+
+    async def open(self, name: str, row: Row, chat: Chat) -> Opened:
+        """Makes the sample's environment anew."""
         if self.about.kind == "tools":
-            return chat
+            return Opened(chat, sorted(self.names))
         await self.close(name)
         process = await self._least()
         process.names[name] = UNKNOWN
         answer = await self._ask(process, Open(name, json.dumps(row, ensure_ascii=False), chat))
         process.names[name] = 0
-        return answer.chat
+        return Opened(answer.chat, answer.tools)
 
     async def step(self, name: str, read: Read, *, last: bool) -> Stepped:
         """The environment's answer to a turn."""
         process = await self._least() if self.about.kind == "tools" else self._host(name)
         if process is None:
-            raise EnvironmentFailed(f"the environment of {name} is lost")
+            raise EnvironmentLost(f"the environment of {name} is lost")
         seen = process.names.get(name)
         if seen is not None:
             process.names[name] = UNKNOWN

@@ -1,44 +1,84 @@
-"""One process with environments as its pool sees it: asked one request at a time, killed when it takes too long."""
+"""One process with environments as its pool sees it: asked many things at once, killed when user code hangs.
+
+A request's time runs while user code works for it, not while it waits for that of others in the process. An async
+call ends itself when its time is over (rhymed_workers.environment.hosting.runner). A sync one, or one that does not
+end, costs the process: the request fails, and all others of the process are lost through no fault of theirs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 import msgspec
 
 from rhymed.config import Config
-from rhymed.errors import EnvironmentFailed
-from rhymed_workers.environment.protocol import Answer, Ready, Request
+from rhymed.config.checks import QUEUED
+from rhymed.errors import DataError, EnvironmentFailed, EnvironmentLost
+from rhymed_workers.environment.protocol import MOST_BYTES, Answer, Moved, Phase, Place, Ready, Reply, Request, Where
 from rhymed_workers.scorers.explain import hung_at
-from rhymed_workers.scoring.caged import Caged, ProcessEnded, spawn
+from rhymed_workers.scoring.caged import TRACEBACK_S, Caged, ProcessEnded, spawn
 
 START_S = 120.0  # to import the user's code, on a loaded machine
+GRACE_S = 5.0  # for a call that is cancelled to end
+
+
+class Asked:
+    """A request that has no answer yet. `phase` None: the process has not told it."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[Answer] = loop.create_future()
+        self.place: asyncio.Future[str] = loop.create_future()
+        self.phase: Phase | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def begun(self) -> bool:
+        """User code has worked for it."""
+        return self.phase in ("sync", "async")
+
+    def stop(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+
+    def fail(self, error: Exception) -> None:
+        self.stop()
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # whoever asked may have left
 
 
 class EnvironmentProcess(Caged):
-    """`busy`: a request is being answered. `names`: samples whose environments it has -> turns that
-    they have seen."""
+    """`names`: samples whose environments it has -> turns that they have seen."""
 
     def __init__(self, process: asyncio.subprocess.Process, report: int, config: Config) -> None:
         settings = config.environment
         super().__init__(process, report, config.reward.model_copy(update={"memory_gib": settings.memory_gib}))
-        self._settings, self._what = settings, settings.factory or settings.tools
+        self._limit_s, self._what = settings.timeout_s, settings.factory or settings.tools
+        self._asked: dict[int, Asked] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self.ready = Ready()
-        self.lock = asyncio.Lock()
-        self.waiting = 0  # requests, the one that is answered included
         self.names: dict[str, int] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Requests without an answer."""
+        return len(self._asked)
 
     @classmethod
     async def start(cls, config: Config, deadline_s: float = START_S) -> Self:
         """Returns when the user's code is loaded. Raises `EnvironmentFailed` when it cannot be."""
-        started = cls(*await spawn(config.reward, "rhymed_workers.environment.child"), config)
+        started = cls(*await spawn(config.reward, "rhymed_workers.environment.hosting.child"), config)
         try:
             await started._load(config, deadline_s)
         except BaseException:
             await started.kill()
             raise
+        started._do(started._listen())
         return started
 
     async def _load(self, config: Config, deadline_s: float) -> None:
@@ -55,40 +95,85 @@ class EnvironmentProcess(Caged):
             raise EnvironmentFailed(self.ready.error)
 
     async def ask(self, request: Request) -> Answer:
-        """Waits for its turn, then at most `environment.timeout_s`. Raises `EnvironmentFailed`: the environment is
-        broken, or the process is dead, which `usable` tells."""
-        self.waiting += 1
-        try:
-            async with self.lock:
-                try:
-                    return await self._ask(request)
-                except asyncio.CancelledError:
-                    await self.kill()  # it would answer the next request with this one's answer
-                    raise
-        finally:
-            self.waiting -= 1
-
-    async def _ask(self, request: Request) -> Answer:
-        limit_s, number = self._settings.timeout_s, secrets.randbits(63)
+        """Raises `EnvironmentFailed`: the environment is broken, or has ended its process, which `usable` tells;
+        `EnvironmentLost`: another one has; `DataError`: the sample's row is at fault."""
         if not self.usable:
-            raise EnvironmentFailed(f"{self._what}: its process has ended")
-        try:
-            async with asyncio.timeout(limit_s):
-                await self.write(msgspec.msgpack.encode(msgspec.structs.replace(request, number=number)))
-                answer = msgspec.msgpack.decode(await self.read(), type=Answer)
-                if answer.number != number:
-                    raise ProcessEnded("an answer that it was not asked for")
-        except TimeoutError:
-            place = hung_at(await self.traceback(), self._what.rpartition(":")[0])
-            await self.kill()
-            raise EnvironmentFailed(
-                f"{self._what} took longer than environment.timeout_s = {limit_s:g} s and was killed"
-                f"{place}{self.reason()}"
-            ) from None
-        except (ProcessEnded, msgspec.MsgspecError) as reason:
-            raise EnvironmentFailed(
-                f"{self._what}: its process ended with {await self.explain_end(reason)}"
-            ) from None
+            raise EnvironmentLost(f"{self._what}: its process has ended")
+        number, asked = secrets.randbits(63), Asked()
+        self._asked[number] = asked
+        self._watch(number, "queued")
+        with contextlib.suppress(ProcessEnded):  # `_listen` knows why
+            await self.write(msgspec.msgpack.encode(msgspec.structs.replace(request, number=number)))
+        answer = await asyncio.shield(asked.answer)  # the process goes on with it if nobody waits any more
+        if answer.unsuitable:
+            raise DataError(answer.error)
         if answer.error:
             raise EnvironmentFailed(answer.error)
         return answer
+
+    async def kill(self) -> None:
+        await super().kill()
+        _fail(self._asked, f"{self._what}: its process was ended")
+
+    async def _listen(self) -> None:
+        """Until the process ends."""
+        try:
+            while True:
+                self._take(msgspec.msgpack.decode(await self.read(MOST_BYTES), type=Reply))
+        except (ProcessEnded, msgspec.MsgspecError) as reason:
+            asked, self._asked = self._asked, {}
+            blamed = [number for number, each in asked.items() if each.begun]
+            _fail(asked, f"{self._what}: its process ended with {await self.explain_end(reason)}", blamed)
+
+    def _take(self, reply: Any) -> None:
+        asked = self._asked.get(reply.number)
+        if asked is None:
+            raise ProcessEnded("an answer that it was not asked for")
+        match reply:
+            case Moved(phase=phase):
+                asked.phase = phase if not asked.begun or phase != "queued" else asked.phase
+                self._watch(reply.number, phase)
+            case Place(frames=frames):
+                if not asked.place.done():
+                    asked.place.set_result(frames)
+            case Answer():
+                asked.stop()
+                del self._asked[reply.number]
+                if not asked.answer.done():
+                    asked.answer.set_result(reply)
+
+    def _watch(self, number: int, phase: Phase) -> None:
+        """Its time in this phase begins. Whoever waits has up to `QUEUED` others before them."""
+        seconds = {"queued": QUEUED * self._limit_s, "sync": self._limit_s, "async": self._limit_s + GRACE_S}[phase]
+        asked, loop = self._asked[number], asyncio.get_running_loop()
+        asked.stop()
+        asked.timer = loop.call_later(seconds, lambda: self._do(self._late(number, phase)))
+
+    async def _late(self, number: int, phase: Phase) -> None:
+        asked = self._asked.get(number)
+        if asked is None or not self.alive:
+            return
+        if phase == "queued":
+            asked.fail(EnvironmentLost(f"{self._what} waited {QUEUED * self._limit_s:g} s for others in its process"))
+            return
+        with contextlib.suppress(TimeoutError, ProcessEnded):
+            await self.write(msgspec.msgpack.encode(Where(number)))
+            await asyncio.wait_for(asked.place, TRACEBACK_S)
+        place = hung_at(asked.place.result(), self._what.rpartition(":")[0]) if asked.place.done() else ""
+        if number in self._asked:  # else it has ended in the last moment
+            ending = "took longer than environment.timeout_s"
+            why = f"{self._what} {ending} = {self._limit_s:g} s and was killed{place}{self.reason()}"
+            _fail(self._asked, why, [number])
+            await self.kill()
+
+    def _do(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _fail(asked: dict[int, Asked], why: str, blamed: Sequence[int] = ()) -> None:
+    """All that has no answer: the process has ended, or will."""
+    for number, each in asked.items():
+        each.fail(EnvironmentFailed(why) if number in blamed else EnvironmentLost(why))
+    asked.clear()

@@ -1,4 +1,7 @@
-"""What the pool asks a process with environments, and what it answers. MessagePack over the pipes of a cage."""
+"""What the pool asks a process with environments, and what it answers. MessagePack over the pipes of a cage.
+
+A process has many requests at once. Its first frame is `Ready`; each `Reply` names a request by its number.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,13 @@ from rhymed.messages import Call
 from rhymed_workers.sessions.calls import Chat as Chat
 from rhymed_workers.sessions.calls import Wanted as Wanted
 
+MOST_BYTES = 16 << 20  # of an answer: a turn's results, which no context could hold
+
 Kind = Literal["tools", "methods", "text"]
 """Functions; a class whose public methods are tools, as TRL's; a class that reads text, as SkyRL-Gym's."""
+
+Phase = Literal["queued", "sync", "async"]
+"""Of a request: waits until other user code has returned, runs a sync function, or awaits async ones."""
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
@@ -39,6 +47,12 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     number: int = 0
 
 
+class Where(msgspec.Struct, frozen=True, tag=True):
+    """Which line does the request `number` execute? Answered by `Place`, unless all of the process hangs."""
+
+    number: int
+
+
 class Stepped(msgspec.Struct, frozen=True):
     """The environment's answer: messages to the policy, unless it is done."""
 
@@ -48,11 +62,25 @@ class Stepped(msgspec.Struct, frozen=True):
     calls: list[Call] = []
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, tag=True):
     number: int  # of the request
     chat: Chat = []  # to `Open`
+    tools: list[str] = []  # to `Open`: names of those that the sample has
     stepped: Stepped | None = None  # to `Step`
     error: str = ""  # the environment is broken
+    unsuitable: bool = False  # the error is the row's: no other process could answer
+
+
+class Moved(msgspec.Struct, frozen=True, tag=True):
+    """The request is in this phase from now on; a phase may be told again, when another function begins."""
+
+    number: int
+    phase: Phase
+
+
+class Place(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    frames: str  # as faulthandler writes them, innermost first
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -61,7 +89,9 @@ class Ready(msgspec.Struct, frozen=True):
     kind: Kind = "tools"
     tools: list[dict[str, Any]] = []  # JSON schemas, as in OpenAI's API
     idempotent: list[str] = []  # tools that may be called again if a call was interrupted
+    awaits: bool = False  # some of its functions are async: many samples may wait for them at once
     error: str = ""  # the user's code cannot be loaded
 
 
-Request = Open | Step | Close
+Request = Open | Step | Close | Where
+Reply = Answer | Moved | Place

@@ -19,8 +19,7 @@ from typing import Any
 
 from rhymed import messages
 from rhymed.config import Config
-from rhymed.config.checks import QUEUED
-from rhymed.errors import DataError, EnvironmentFailed, MalformedMessage, UnknownSample
+from rhymed.errors import DataError, EnvironmentFailed, EnvironmentLost, MalformedMessage, UnknownSample
 from rhymed.run.layout import RunLayout
 from rhymed.service.activities import stats_of
 from rhymed.service.logline import cause
@@ -38,7 +37,7 @@ from rhymed_workers.sessions.programs import Programs
 
 log = logging.getLogger(__name__)
 
-SLOTS_PER_PROCESS = QUEUED  # so that no process waits for store or broker
+LOSSES = 5  # times in a row that an environment may be lost through others, before it counts against the sample
 
 
 class EnvironmentWorker(Service):
@@ -74,8 +73,10 @@ class EnvironmentWorker(Service):
 
     async def _start(self, store: StoreClient) -> Actor | Programs:
         if self._config.environment.command:
+            self._slots = self._config.environment.most_open
             return await self._closing.enter_async_context(Programs(self._config, store))
         pool = await self._closing.enter_async_context(Environments(self._config))
+        self._slots = pool.slots
         dialogue = await asyncio.to_thread(load_dialogue, self._config, pool.about.tools)
         return Actor(self._config, store, pool, dialogue)
 
@@ -114,11 +115,6 @@ class EnvironmentWorker(Service):
             holding=list(self._holding),
         )
 
-    @property
-    def _slots(self) -> int:
-        settings = self._config.environment
-        return settings.most_open if settings.command else settings.processes * SLOTS_PER_PROCESS
-
     def _heartbeat(self) -> messages.Heartbeat:
         now, actor = time.monotonic(), self._actor
         held = [messages.Holding(id=id, seconds=now - since) for id, since in self._holding.items()]
@@ -135,7 +131,7 @@ class EnvironmentWorker(Service):
     async def _act(self, id: messages.SampleId) -> None:
         try:
             with self._seconds.during("act"):
-                info = await self._actor.act(id)
+                info = await self._through_losses(id)
         except (EnvironmentFailed, UnknownSample) as error:
             self._failures += 1
             report = self._give_back(id, str(error), retry=True)
@@ -154,6 +150,14 @@ class EnvironmentWorker(Service):
         if id in self._again:
             self._again.discard(id)
             self._begin(id)
+
+    async def _through_losses(self, id: messages.SampleId) -> messages.SampleInfo | None:
+        for _ in range(LOSSES):
+            try:
+                return await self._actor.act(id)
+            except EnvironmentLost as error:
+                log.info("%s: sample %s is acted for again: %s", self.name, id, error)
+        return await self._actor.act(id)
 
     async def _report(self, id: messages.SampleId, info: messages.SampleInfo | None) -> None:
         if info is None:

@@ -48,12 +48,16 @@ class Cleanup:
         self._background_s = self._waited_s = 0.0
         self._waiting: tuple[float, float] | None = None
 
-    def run(self) -> str:
-        """Why the process must not get another item; empty if it may."""
+    def restore(self) -> None:
+        """The state, and no orphans."""
         with contextlib.suppress(Exception):  # of a stream that user code broke
             sys.stdout.flush()
         self._restore()
         self._kill_orphans()
+
+    def run(self) -> str:
+        """Why the process must not get another item; empty if it may."""
+        self.restore()
         background = self._find_background()
         if len([1 for kind, _ in background if kind == "process"]) > MAX_CHILDREN:
             return f"it has more than {MAX_CHILDREN} processes left over"

@@ -40,10 +40,13 @@ class Dialogue:
             self._knows_tools = not tools or self._render(_user(), tools=self._tools) != self._render(_user())
             self._knows_results = self._shows_results()
 
-    def prompt(self, where: str, chat: Chat) -> list[int]:
-        """With the beginning of the policy's turn. Raises `DataError` that begins with `where`."""
+    def prompt(self, where: str, chat: Chat, tools: Sequence[str] | None = None) -> list[int]:
+        """With the beginning of the policy's turn. `tools`: names of those that the sample has; None: all.
+
+        Raises `DataError` that begins with `where`."""
+        shown = [tool for tool in self._tools if tools is None or tool["function"]["name"] in tools]
         try:
-            tokens = self._tokens(self._text(chat))
+            tokens = self._tokens(self._text(chat, shown))
         except DataError:
             raise
         except Exception as error:  # a template may raise anything
@@ -91,12 +94,12 @@ class Dialogue:
             )
         return ""
 
-    def _text(self, chat: Chat) -> str:
+    def _text(self, chat: Chat, tools: Sequence[dict[str, Any]]) -> str:
         if self._tokenizer is None:
             return "\n\n".join(message["content"] for message in chat)
-        if self._knows_tools:
-            return self._render(chat, tools=self._tools or None, add_generation_prompt=True)
-        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self._tools)
+        if self._knows_tools or not tools:
+            return self._render(chat, tools=tools or None, add_generation_prompt=True)
+        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         return self._render(_with_system(chat, TOOLS.format(schemas=listed)), add_generation_prompt=True)
 
     def _results(self, messages: Chat) -> Chat:

@@ -1,0 +1,1 @@
+"""In the cage: the user's tools and environments, loaded and run."""

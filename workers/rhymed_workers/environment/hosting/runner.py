@@ -1,0 +1,141 @@
+"""Runs user code: async functions together on one event loop, sync ones one after another.
+
+Sync functions run in the main thread, the only one in which `signal.alarm` works, and in further threads if
+`environment.threads` allows it; the event loop has a thread of its own. An async call that takes too long is
+cancelled here. What cannot be cancelled is not ended here: the parent, which is told in which phase each request is,
+kills the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from rhymed_workers.environment.protocol import Phase
+
+REQUEST: contextvars.ContextVar[int] = contextvars.ContextVar("request", default=0)
+"""The number of the request for which this code runs."""
+
+Told = Callable[[int, Phase], None]
+
+
+class Exited(Exception):
+    """User code raised what is no `Exception`, as SystemExit; its cause. asyncio would end the event loop."""
+
+
+class TooLate(Exception):
+    """An async call took longer than it may, and was cancelled."""
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call returns a coroutine: a function, a partial, or an object that is called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    called = inspect.getattr_static(type(function), "__call__", None)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
+class Runner:
+    """`tell` gets the phase of a request; it is called in any thread. `tidy` runs in the main thread while no other
+    user code does."""
+
+    def __init__(self, threads: int, timeout_s: float, tell: Told, tidy: Callable[[], None]) -> None:
+        self._threads, self._timeout_s, self._tell, self._tidy = threads, timeout_s, tell, tidy
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._in_thread: dict[int, int] = {}  # request -> thread that runs its sync function
+        self._loop_thread = 0
+        self.loop = asyncio.new_event_loop()
+
+    async def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        """Raises what the function raises, or `Exited` or `TooLate`."""
+        if is_async(function):
+            return await self._await(function(**arguments))
+        result = await self._queue(functools.partial(function, **arguments))
+        return await self._await(result) if inspect.isawaitable(result) else result
+
+    async def _await(self, awaitable: Any) -> Any:
+        self._tell(REQUEST.get(), "async")
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                return await awaitable
+        except TimeoutError:
+            if limit.expired():
+                raise TooLate(
+                    f"took longer than {self._timeout_s:g} s (environment.timeout_s) and was cancelled"
+                ) from None
+            raise
+        except Exception:
+            raise
+        except BaseException as error:
+            raise Exited from error
+
+    async def _queue(self, call: Callable[[], Any]) -> Any:
+        number, done = REQUEST.get(), self.loop.create_future()
+        self._tell(number, "queued")
+
+        def job() -> None:
+            self._in_thread[number] = threading.get_ident()
+            self._tell(number, "sync")
+            outcome: tuple[Any, BaseException | None]
+            try:
+                outcome = call(), None
+            except BaseException as error:  # SystemExit is user code's too
+                outcome = None, error
+            self._in_thread.pop(number, None)
+            self.loop.call_soon_threadsafe(done.set_result, outcome)
+
+        self._jobs.put(functools.partial(contextvars.copy_context().run, job))
+        result, error = await done
+        if error is None:
+            return result
+        if isinstance(error, Exception):
+            raise error
+        raise Exited from error
+
+    def run(self) -> None:
+        """In the main thread, until `stop`."""
+        threading.Thread(target=self._run_loop, name="loop", daemon=True).start()
+        for number in range(1, self._threads):
+            threading.Thread(target=self._work, name=f"sync-{number}", daemon=True).start()
+        while (job := self._jobs.get()) is not None:
+            job()
+            if self._threads == 1 and job != self._tidy:
+                self._tidy()
+
+    def rested(self) -> None:
+        """Nothing is asked any more for now."""
+        self._jobs.put(self._tidy)
+
+    def stop(self) -> None:
+        for _ in range(self._threads):
+            self._jobs.put(None)
+
+    def frames(self, number: int) -> str:
+        """Where the request is, or the event loop if it awaits."""
+        thread = self._in_thread.get(number, self._loop_thread)
+        frame: FrameType | None = sys._current_frames().get(thread)
+        lines = []
+        while frame is not None:
+            lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}\n')
+            frame = frame.f_back
+        return "".join(lines)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _run_loop(self) -> None:
+        self._loop_thread = threading.get_ident()
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:  # a task of the user's raised SystemExit
+            self.stop()
