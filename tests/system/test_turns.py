@@ -53,6 +53,8 @@ def plain(file: Path) -> tuple[LiveRun, dict[str, Told]]:
 
 
 class Injector(FaultInjector):
+    measures = False
+
     async def _inject_all(self) -> None:
         """Begins when a step is trained: the processes have something to lose."""
         while self._run.status is None and (self._watch.queues is None or not self._watch.queues.step):
