@@ -216,9 +216,9 @@ def placement(rollout: Rollout, schedule: Schedule, store: Store, placement: Pla
 def environments(environment: Environment, rollout: Rollout, reward: Reward) -> Iterator[str]:
     if environment.active and rollout.engine == "dataset":
         yield "environment: rollout.engine = 'dataset' writes no turns; name another engine, or leave environment out"
-    gives = environment.factory or environment.command
+    gives = environment.stateful or environment.command
     if not gives and any(scorer.scorer == "environment" for scorer in reward.all):
-        yield "reward.scorer = 'environment' needs environment.factory or command, which give it: name another scorer"
+        yield "reward.scorer = 'environment' needs environment.factory, url or command, which give it: name another"
 
 
 def deadlines(schedule: Schedule, reward: Reward, environment: Environment) -> Iterator[str]:
@@ -231,7 +231,7 @@ def deadlines(schedule: Schedule, reward: Reward, environment: Environment) -> I
             f"schedule.stuck_after_s = {schedule.stuck_after_s:g} must be more than environment.timeout_s ="
             f" {environment.timeout_s:g}, for which a program may work between two calls"
         )
-    if (environment.tools or environment.factory) and acting_s >= schedule.stuck_after_s:
+    if (environment.tools or environment.stateful) and acting_s >= schedule.stuck_after_s:
         yield (
             f"schedule.stuck_after_s = {schedule.stuck_after_s:g} must be more than {acting_s:g}: {QUEUED} samples"
             f" wait for each thread of an environment's subprocesses, for environment.timeout_s ="

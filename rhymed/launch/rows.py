@@ -26,7 +26,7 @@ def keep(config: Config, folder: Path) -> None:
 
 def lengths_of(config: Config, datasets: Sequence[Dataset]) -> Lengths | None:
     """None: no prompt is left out, or they are as the dataset has them."""
-    known = bool(config.environment.tools or config.environment.factory)
+    known = bool(config.environment.tools or config.environment.stateful)
     if not known or all(data.overlong != "drop" for data in datasets):
         return None
     from rhymed_workers.environment.lengths import prompt_lengths

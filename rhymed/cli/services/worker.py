@@ -60,7 +60,7 @@ def _builder(role: str, config: Config, where: RunLayout, name: str, node: int =
         from rhymed_workers.environment.worker import EnvironmentWorker
 
         if not config.environment.active:
-            raise ConfigError("the run has no environment: set environment.tools or environment.factory")
+            raise ConfigError("the run has no environment: set environment.tools, factory, url or command")
         return lambda: EnvironmentWorker(config, where, name)
     if role == "reward":
         from rhymed_workers.reward.worker import RewardWorker

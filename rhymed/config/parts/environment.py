@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,7 +10,7 @@ from rhymed.config.base import LEAST_GIB, MOST_PROCESSES, Section
 
 
 class Environment(Section):
-    """With `tools`, `factory` or `command` a sample is a sequence of turns; otherwise it is one response."""
+    """With `tools`, `factory`, `url` or `command` a sample is a sequence of turns; otherwise it is one response."""
 
     tools: str = Field("", description="functions that the policy may call: file.py:name,name")
     factory: str = Field(
@@ -24,7 +24,17 @@ class Environment(Section):
         description="program that a sample is, such as python my_agent.py: it asks the policy through the"
         " OpenAI-compatible endpoint at OPENAI_BASE_URL; started for each sample",
     )
-    args: dict[str, Any] = Field({}, description="keyword arguments of factory")
+    url: str = Field(
+        "",
+        pattern=r"^((wss?|https?)://[^\s@/]+[^\s@]*)?$",
+        description="OpenEnv server that has the samples' environments, ws://host:port; each sample has a session",
+    )
+    action: Literal["auto", "text", "tool"] = Field(
+        "auto",
+        description="how the policy acts at url: text: its turn is the text of the action; tool: it calls a tool with"
+        " the action's fields; auto: text, if the action has one text",
+    )
+    args: dict[str, Any] = Field({}, description="keyword arguments of factory; of url's reset, besides the row's")
     max_turns: int = Field(8, ge=1, le=10_000, description="turns of a sample; then it ends with what it has")
     parser: str = Field(
         "hermes", min_length=1, description="how calls are written: hermes (JSON in <tool_call>), or a parser of vLLM"
@@ -58,25 +68,35 @@ class Environment(Section):
     memory_gib: float = Field(4.0, ge=0, description="writable memory of a subprocess; 0: no limit")
     replay: bool = Field(
         True,
-        description="after the loss of a subprocess, rebuild an environment of factory by making its calls again, and"
-        " start a program of command again, whose calls are answered as before; false: its sample is dropped",
+        description="after the loss of a subprocess, rebuild an environment of factory or url by making its calls"
+        " again, and start a program of command again, whose calls are answered as before; false: its sample is"
+        " dropped",
     )
     bind: str = Field("127.0.0.1", min_length=1, description="address at which a worker serves its programs")
     port: int = Field(0, ge=0, le=65535, description="likewise; 0: a free port, as several workers of a host need")
 
     @property
     def active(self) -> bool:
-        return bool(self.tools or self.factory or self.command)
+        return bool(self.tools or self.stateful or self.command)
+
+    @property
+    def stateful(self) -> str:
+        """What makes an environment for each sample, which can be rebuilt; empty: nothing."""
+        return self.factory or self.url
 
     @property
     def most_open(self) -> int:
         """Samples that a worker has open at once; 0: any number, since tools alone have no state."""
-        return 0 if not (self.factory or self.command) else self.sessions or (32 if self.command else 1024)
+        return 0 if not (self.stateful or self.command) else self.sessions or (32 if self.command else 1024)
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if self.command and (self.tools or self.factory):
-            raise ValueError("command cannot be combined with tools or factory: a program has tools of its own")
+        if self.command and (self.tools or self.stateful):
+            raise ValueError("command cannot be combined with tools, factory or url: a program has tools of its own")
+        if self.url and (self.tools or self.factory):
+            raise ValueError("url cannot be combined with tools or factory: its server has the tools")
+        if self.action != "auto" and not self.url:
+            raise ValueError(f"action = {self.action!r} has no effect: it is for url")
         if 0 < self.memory_gib < LEAST_GIB:
             raise ValueError(f"memory_gib: {self.memory_gib:g} is less than {LEAST_GIB:g}, which a subprocess needs")
         return self

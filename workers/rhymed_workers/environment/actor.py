@@ -38,7 +38,7 @@ class Actor:
         self._config, self._settings = config, config.environment
         self._store, self._pool, self._dialogue = store, pool, dialogue
         self._repeatable = pool.idempotent | (
-            pool.names if self._settings.factory and self._settings.replay else set()
+            pool.names if self._settings.stateful and self._settings.replay else set()
         )
         self.calls = self.errors = self.rebuilt = 0
 

@@ -58,7 +58,7 @@ class EnvironmentProcess(Caged):
     def __init__(self, process: asyncio.subprocess.Process, report: int, config: Config) -> None:
         settings = config.environment
         super().__init__(process, report, config.reward.model_copy(update={"memory_gib": settings.memory_gib}))
-        self._limit_s, self._what = settings.timeout_s, settings.factory or settings.tools
+        self._limit_s, self._what = settings.timeout_s, settings.stateful or settings.tools
         self._asked: dict[int, Asked] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.ready = Ready()

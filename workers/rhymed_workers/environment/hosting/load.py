@@ -26,6 +26,10 @@ HOLDERS = ("fn", "func", "function", "__wrapped__")
 
 
 def load_host(settings: Environment, runner: Runner) -> Host:
+    if settings.url:
+        from rhymed_workers.environment.hosting.remote import find_environment
+
+        return find_environment(settings, runner)
     tools = _tools(settings.tools) if settings.tools else []
     if not settings.factory:
         return ToolsHost(tools, runner, settings.tools)
