@@ -36,6 +36,7 @@ BENCHMARKS = {
     "learn": Benchmark("rhymed.bench.learn.learn", ("config", "algorithms", "seeds", "out")),
     "peers": Benchmark("rhymed.bench.peers.run", ("task", "rounds", "steps", "out")),
     "cluster": Benchmark("rhymed.bench.cluster.run", ("rounds", "steps", "out")),
+    "agents": Benchmark("rhymed.bench.agents.run", ("parts", "trace", "arctic", "out")),
     "pipe": Benchmark("rhymed.bench.schedule", ("trace", "cost", "out", "keep")),
 }
 
@@ -57,13 +58,18 @@ def add(commands: Any) -> None:
         "--out",
         type=Path,
         metavar="PATH",
-        help="model, pipe, learn, gpu: a folder (gpu continues it); spec, hosts, peers, cluster: a JSON file (hosts"
-        " and peers continue it)",
+        help="model, pipe, learn, gpu: a folder (gpu continues it); agents, cluster, hosts, peers, spec: a JSON file"
+        " (hosts and peers continue it)",
     )
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="index, pipe: recorded responses (default: synthetic ones)"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="index, pipe: recorded responses (default: synthetic ones); agents: the folder of a run in turns",
     )
-    parser.add_argument("--arctic", type=Path, metavar="FOLDER", help="index, spec: where arctic_inference is")
+    parser.add_argument(
+        "--arctic", type=Path, metavar="FOLDER", help="agents, index, spec: where arctic_inference is"
+    )
     parser.add_argument(
         "--model",
         type=Path,
@@ -86,7 +92,13 @@ def add(commands: Any) -> None:
         default=None,
         help="hosts: only the first version, whole, not the second as changes: takes half of the memory",
     )
-    parser.add_argument("--part", type=_list(str), dest="parts", metavar="A,B", help=f"gpu: only {', '.join(PARTS)}")
+    parser.add_argument(
+        "--part",
+        type=_list(str),
+        dest="parts",
+        metavar="A,B",
+        help=f"gpu: only {', '.join(PARTS)}; agents: slots, turns, endpoint, drafts",
+    )
     parser.add_argument("--dry", action="store_true", default=None, help="gpu, hosts: print what would be done")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="spec, gpu: where; gpu: small versions on a CPU")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="spec: of the engines' weights")
