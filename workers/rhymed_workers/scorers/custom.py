@@ -173,18 +173,25 @@ def _synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
 # Import
 
 
-def import_named(name: str, key: str, accepts: Callable[[Any], bool] = callable) -> Callable[..., Any]:
-    """`file.py:name` or `module:name`. `key`: the setting. Raises `RewardError` for what it does not accept."""
+def import_named(
+    name: str, key: str, accepts: Callable[[Any], bool] = callable, loaded: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """`file.py:name` or `module:name`. `key`: the setting. `loaded`: modules of earlier calls, which are not executed
+    again. Raises `RewardError` for what it does not accept."""
     place, _, attribute = name.rpartition(":")
     path = Path(place).expanduser().resolve() if place.endswith(".py") else None
     if path is not None and not path.is_file():
         raise RewardError(f"{key}: no file {path}")
     try:
-        module = _from_file(path) if path is not None else importlib.import_module(place)
+        module = (loaded or {}).get(place)
+        if module is None:
+            module = _from_file(path) if path is not None else importlib.import_module(place)
     except BaseException as error:  # whatever a module does when it is imported, sys.exit included
         where = raised_at(error, str(path or ""))
         text = f"{key}: importing {place} failed: {describe(error)}"
         raise RewardError(f"{text} ({where})" if where else text) from error
+    if loaded is not None:
+        loaded[place] = module
     function: Any = getattr(module, attribute, None)
     if function is not None and accepts(function):
         found: Callable[..., Any] = function

@@ -30,10 +30,12 @@ def load_host(settings: Environment, runner: Runner) -> Host:
         from rhymed_workers.environment.hosting.remote import find_environment
 
         return find_environment(settings, runner)
-    tools = _tools(settings.tools) if settings.tools else []
+    loaded: dict[str, Any] = {}  # tools and classes of a file share its globals
+    stand_in()
+    tools = _tools(settings.tools, loaded) if settings.tools else []
     if not settings.factory:
         return ToolsHost(tools, runner, settings.tools)
-    named = _factory(settings.factory)
+    named = _factory(settings.factory, loaded)
     if inspect.isclass(named) and hasattr(named, "init") and hasattr(named, "step"):
         if tools:
             raise EnvironmentFailed(
@@ -51,19 +53,18 @@ def load_host(settings: Environment, runner: Runner) -> Host:
         raise EnvironmentFailed(f"environment.factory: {explained(settings.factory, error)}") from error
 
 
-def _tools(setting: str) -> list[Tool]:
+def _tools(setting: str, loaded: dict[str, Any]) -> list[Tool]:
     place, _, names = setting.rpartition(":")
     if not place or not names:
         raise EnvironmentFailed(f"environment.tools = {setting!r}: write file.py:name or file.py:name,name")
-    stand_in()
-    named = [_named(f"{place}:{name.strip()}", "environment.tools", _holds) for name in names.split(",")]
+    named = [_named(f"{place}:{name.strip()}", "environment.tools", _holds, loaded) for name in names.split(",")]
     tools = [_tool(each) for each in named]
     if len({tool.name for tool in tools}) < len(tools):
         raise EnvironmentFailed(f"environment.tools = {setting!r}: two tools have the same name")
     return tools
 
 
-def _factory(setting: str) -> Any:
+def _factory(setting: str, loaded: dict[str, Any]) -> Any:
     """`skyrl_gym:id` is an environment that SkyRL-Gym has registered."""
     module, _, name = setting.rpartition(":")
     if module == GYM:
@@ -77,7 +78,7 @@ def _factory(setting: str) -> Any:
             names = ", ".join(sorted(registry))
             raise EnvironmentFailed(f"environment.factory: skyrl_gym has registered no {name!r}; it has: {names}")
         setting = str(registry[name].entry_point)
-    return _named(setting, "environment.factory", lambda found: callable(found) or isinstance(found, Mapping))
+    return _named(setting, "environment.factory", lambda one: callable(one) or isinstance(one, Mapping), loaded)
 
 
 def _holds(tool: Any) -> bool:
@@ -103,8 +104,8 @@ def plain(tool: Any) -> Callable[..., Any]:
     return found
 
 
-def _named(name: str, key: str, accepts: Callable[[Any], bool] = callable) -> Any:
+def _named(name: str, key: str, accepts: Callable[[Any], bool], loaded: dict[str, Any]) -> Any:
     try:
-        return import_named(name, key, accepts)
+        return import_named(name, key, accepts, loaded)
     except RewardError as error:
         raise EnvironmentFailed(str(error)) from error.__cause__

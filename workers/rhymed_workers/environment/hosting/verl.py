@@ -38,7 +38,7 @@ class Registered:
 
 def stand_in() -> None:
     """Unless verl is installed."""
-    if importlib.util.find_spec("verl") is not None:
+    if "verl" in sys.modules or importlib.util.find_spec("verl") is not None:
         return
     registry: dict[str, Registered] = {}
 
