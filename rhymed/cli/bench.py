@@ -76,13 +76,14 @@ def add(commands: Any) -> None:
         metavar="FOLDER",
         help="index: replay responses of this model; spec, weights, gpu: only this model",
     )
-    for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int, "tokens": int}.items():
-        users = {"methods": "spec, train", "tokens": "train"}.get(name, "spec")
-        more = " (1: without history, 2: with that of epoch 1)" if name == "epochs" else ""
-        parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help=f"{users}: only these{more}")
+    _add_lists(parser)
     _add_runs(parser)
-    parser.add_argument("--hosts", type=_list(int), metavar="A,B", help="hosts: only so many")
-    parser.add_argument("--sizes", type=_list(float), metavar="A,B", help="hosts: gigabytes of weights")
+    _add_machines(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
+
+
+def _add_machines(parser: argparse.ArgumentParser) -> None:
+    """Where it is measured, and what a machine is taken to be."""
     parser.add_argument(
         "--gbit", type=float, metavar="R", help="hosts: rate of every host's line, in Gbit per second"
     )
@@ -104,7 +105,16 @@ def add(commands: Any) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="spec: of the engines' weights")
     parser.add_argument("--cost", type=Path, metavar="FILE", help="pipe: JSON [[samples, seconds per step], ...]")
     parser.add_argument("--keep", type=float, metavar="P", help="pipe: probability that a run-ahead token is kept")
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
+
+
+def _add_lists(parser: argparse.ArgumentParser) -> None:
+    """What is measured."""
+    for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int, "tokens": int}.items():
+        users = {"methods": "spec, train", "tokens": "train"}.get(name, "spec")
+        more = " (1: without history, 2: with that of epoch 1)" if name == "epochs" else ""
+        parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help=f"{users}: only these{more}")
+    parser.add_argument("--hosts", type=_list(int), metavar="A,B", help="hosts: only so many")
+    parser.add_argument("--sizes", type=_list(float), metavar="A,B", help="hosts: gigabytes of weights")
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
