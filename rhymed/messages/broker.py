@@ -34,6 +34,8 @@ class Join(Message, Worded, frozen=True, kw_only=True, tag="join"):
     weights: Line = ""  # trainer: address that serves its weights
     life: Token = ""  # random id of a trainer process; rollout: of the one that published the loaded weights
     holding: list[SampleId] = []  # samples it still works on (after a restart of the broker)
+    sessions: Count = 0  # environment: samples whose environments it has open at most; 0: any number
+    open: list[SampleId] = []  # environment: those that it has open (after a restart of the broker)
     asleep: bool = False  # rollout: its engine has no memory on GPUs, see Sleep, and has no order to wake
     training: Version = -1  # trainer: step that it has (after a restart of the broker); -1: none
 

@@ -48,6 +48,13 @@ class Act(Message, frozen=True, kw_only=True, tag="act"):
     samples: list[SampleId]
 
 
+class Close(Message, frozen=True, kw_only=True, tag="close"):
+    """Broker -> environment worker: end the environments of these, which are dropped or go on elsewhere. Done means
+    accepted; what the worker does not have is left out."""
+
+    samples: list[SampleId]
+
+
 class ScoreSamples(Message, frozen=True, kw_only=True, tag="score"):
     """Broker -> reward worker: score these. Done means accepted; Scored follows."""
 
@@ -71,7 +78,7 @@ class Finish(Message, Worded, frozen=True, kw_only=True, tag="finish"):
 
 ToRollout = Generate | Cancel | Release | LoadVersion | Sleep | Finish
 
-ToEnvironment = Act | Finish
+ToEnvironment = Act | Close | Finish
 
 ToReward = ScoreSamples | Finish
 

@@ -23,6 +23,13 @@ class Act(NamedTuple):
     ids: list[SampleId]
 
 
+class Close(NamedTuple):
+    """Environment worker: end the environments of these, which are dropped or go on elsewhere."""
+
+    worker: str
+    ids: list[SampleId]
+
+
 class ScoreSamples(NamedTuple):
     """Reward worker: score these."""
 
@@ -95,4 +102,7 @@ class FinishRun(NamedTuple):
     reason: str
 
 
-Action = Assign | Act | ScoreSamples | Cancel | Release | Recall | Load | Sleep | Train | Mark | Evaluated | FinishRun
+Action = (
+    Assign | Act | Close | ScoreSamples | Cancel | Release
+    | Recall | Load | Sleep | Train | Mark | Evaluated | FinishRun
+)  # fmt: skip

@@ -112,7 +112,7 @@ class Holdings:
             self._workers.by_name[name].useful = True
             self._workers.release(sample, now)
             self._retries.acquit(sample)
-            sample.host, sample.begun = name, True
+            sample.begun = True
             self._samples.move(sample, "answered", now, name)
             if sample.author in self._workers.by_name:
                 sample.goal = sample.author

@@ -18,7 +18,7 @@ from rhymed_broker.ledger.meter import StepMeter
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.pipe.policy import StepQueue
 from rhymed_broker.slices import CHUNK, Slices, chunks, sliced
-from rhymed_broker.states import NEXT, STATES, STORY_LENGTH, Event, Rules, Sample, State
+from rhymed_broker.states import NEXT, STATES, STORY_LENGTH, UNWRITTEN, Event, Rules, Sample, State
 
 
 class Watcher(Protocol):
@@ -47,6 +47,9 @@ class Samples:
         self.sparse = (0, 0, 0)  # of the last trained step: number, samples, dropped samples
         self.flat = (0, 0, 0)  # of the same: number, groups, those without signal that nothing replaced
         self.scored_again = False  # samples in the journal: it lacks the scores by which groups are filtered
+        self.turned: list[Sample] = []  # with environments: what has become so since `acting` last looked
+        self.ended: list[Sample] = []  # likewise: what is written, or dropped
+        self.resets = 0
         self.arrived = False  # samples started to wait since `dispatch` last looked
         self._journal: dict[int, dict[SampleId, JournalEntry]] = {}  # journal of steps not yet open
         self._past: dict[State, int] = {"trained": 0, "filtered": 0, "dropped": 0}  # of forgotten steps
@@ -54,6 +57,7 @@ class Samples:
 
     def reset(self, journal: Iterable[JournalEntry]) -> None:
         """Forget all steps; `journal` has what the store knows of them."""
+        self.turned, self.ended, self.resets = [], [], self.resets + 1
         for queue in self.queues.values():
             queue.clear()
         self.open_steps.clear()
@@ -141,6 +145,9 @@ class Samples:
                 self.arrived = True
             open_steps[sample.id.step].moved(sample, source, target)
         self.counts[event] += len(samples)
+        if self.rules.environment:
+            self.turned += [sample for sample in samples if sample.state == "turned"]
+            self.ended += [sample for sample in samples if sample.state not in UNWRITTEN]
         if self.watcher is not None:
             self.watcher.moved(samples, event, now, who)
 

@@ -19,7 +19,8 @@ class Worker:
 
     __slots__ = (
         "accepted", "asleep", "busy", "claims", "drained", "forwards", "held", "holding", "host", "missing", "name",
-        "parked", "phase", "phase_at", "pid", "resting", "rests_until", "rests_why", "role", "seen", "sleep_at",
+        "opened", "parked", "phase", "phase_at", "pid", "resting", "rests_until", "rests_why", "role", "seen",
+        "sessions", "sleep_at",
         "slots", "stats", "target", "target_at", "usage", "useful", "version", "waits", "waking", "woken_at",
     )  # fmt: skip
 
@@ -29,6 +30,7 @@ class Worker:
         self.host = join.host
         self.pid = join.pid
         self.slots = join.slots
+        self.sessions = join.sessions  # samples that it opens at most; 0: any number
         self.version = join.version
         self.target = -1  # version that it was asked to load; -1: none
         self.target_at = 0.0
@@ -50,6 +52,7 @@ class Worker:
         self.busy = 0  # slots in use; a sample that is no longer parked may wait for one
         self.missing: dict[SampleId, float] = {}  # held, but not reported: since when
         self.claims: list[SampleId] = join.holding  # held when it joined, to be adopted
+        self.opened: list[SampleId] = join.open  # open when it joined, to be asked for
         self.resting = False  # failed lately: gets no samples until the next tick, or longer
         self.rests_until = 0.0
         self.rests_why = ""
@@ -79,6 +82,44 @@ MOST_NAMES = 10_000  # of workers that are remembered for a fault: whoever has a
 FADE = 0.9  # weight per sample: about the last ten count
 
 
+class Hosts:
+    """Which environment worker has the environment, or the program, of which sample: at most one has."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[SampleId, str] = {}
+        self._open: dict[str, dict[SampleId, None]] = {}
+
+    def of(self, id: SampleId) -> str:
+        """Empty: none."""
+        return self._hosts.get(id, "")
+
+    def at(self, name: str) -> Iterable[SampleId]:
+        """The samples that this worker has open, in the order in which they came."""
+        return self._open.get(name, {})
+
+    def count(self, name: str) -> int:
+        return len(self._open.get(name, ()))
+
+    def put(self, id: SampleId, name: str) -> None:
+        self.remove(id)
+        self._hosts[id] = name
+        self._open.setdefault(name, {})[id] = None
+
+    def remove(self, id: SampleId) -> str:
+        """Returns who had it; empty: nobody."""
+        name = self._hosts.pop(id, "")
+        if name:
+            del self._open[name][id]
+        return name
+
+    def forget(self, name: str) -> list[SampleId]:
+        """The worker is gone, or what it has is to be asked again. Returns what it had."""
+        had = list(self._open.pop(name, ()))
+        for id in had:
+            del self._hosts[id]
+        return had
+
+
 class Workers:
     def __init__(self) -> None:
         self.by_name: dict[str, Worker] = {}
@@ -86,6 +127,7 @@ class Workers:
         self.free: dict[str, dict[str, Worker]] = {"rollout": {}, "environment": {}, "reward": {}, "trainer": {}}
         self.changed: dict[str, Worker] = {}  # slots, weights or parked samples changed since `take_changed`
         self.lineup = 0  # increases when a rollout worker comes, goes, or is drained
+        self.hosts = Hosts()  # who has the environments of samples
         self.occupancy = Occupancy()  # of rollout slots
         self.joined: set[Role] = set()  # roles of which a worker was ever here
         self.false_reports: dict[str, int] = {}  # worker -> times that the store lacked what it had reported
@@ -138,6 +180,7 @@ class Workers:
         """The caller has released the samples that it held."""
         assert not worker.held, f"{worker.name} is removed while it holds samples"
         del self.by_name[worker.name]
+        self.hosts.forget(worker.name)
         self.changed.pop(worker.name, None)
         self.lineup += worker.role == "rollout"
         self.free[worker.role].pop(worker.name, None)

@@ -15,7 +15,7 @@ from rhymed import messages
 from rhymed.errors import DeadlineExceeded, PeerGone, RhymedError, StepRefused, StoreError
 from rhymed.service.logline import cause
 from rhymed.wire.sockets import Server
-from rhymed_broker.ledger.actions import Act, Assign, Cancel, Load, Release, ScoreSamples, Sleep, Train
+from rhymed_broker.ledger.actions import Act, Assign, Cancel, Close, Load, Release, ScoreSamples, Sleep, Train
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.shell.turns import Turns
 
@@ -25,7 +25,7 @@ DELIVERY_S = 15.0  # for the answer that a worker has accepted a request; the wo
 TRAIN_S = 300.0  # the trainer answers when it has read all samples of the step
 REFUSED_S = 600.0  # then the run ends
 
-Order = Assign | Act | ScoreSamples | Cancel | Release | Load | Sleep | Train
+Order = Assign | Act | Close | ScoreSamples | Cancel | Release | Load | Sleep | Train
 
 
 class Delivery:
@@ -108,6 +108,8 @@ class Delivery:
                 return messages.Generate(samples=ids, begun=list(begun))
             case Act(_, ids):
                 return messages.Act(samples=ids)
+            case Close(_, ids):
+                return messages.Close(samples=ids)
             case ScoreSamples(_, ids):
                 return messages.ScoreSamples(samples=ids)
             case Cancel(_, ids):

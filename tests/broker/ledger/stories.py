@@ -95,9 +95,11 @@ class Story:
         *,
         asleep: bool = False,
         training: int = -1,
+        sessions: int = 0,
+        open: Iterable[SampleId] = (),
     ) -> list[Action]:
         there = {"host": "h", "pid": 1, "slots": slots, "version": version, "asleep": asleep, "training": training}
-        join = Join(role=role, worker=name, holding=list(holding), **there)
+        join = Join(role=role, worker=name, holding=list(holding), sessions=sessions, open=list(open), **there)
         self.needs_start = self.ledger.join(join, self.now)
         return self.drain()
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import msgspec
 import pytest
 
 from rhymed.messages import Drafting, JournalEntry, SampleId
-from rhymed_broker.ledger.actions import Act, Action, Assign, ScoreSamples
+from rhymed_broker.ledger.actions import Act, Action, Assign, Close, Load, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.states import Rules
 from tests.broker.ledger.stories import SmallPlan, Story, info
 
 A0, A1 = SampleId(0, "a", 0), SampleId(0, "a", 1)
+B0, B1 = SampleId(0, "b", 0), SampleId(0, "b", 1)
 DRAFTING = Drafting(forwards=2, drafted=3, accepted=1, timed_s=1.0, plain_s=2.0, draft_s=0.5)
 
 
@@ -178,3 +182,144 @@ def test_many_samples_fill_the_workers_that_there_are(story: Turns) -> None:
     assert isinstance(first, Act)
     assert len(first.ids) == 10
     assert len(story.ledger.samples.queues["turned"]) == 5990
+
+
+def test_a_worker_opens_no_more_samples_than_it_may(story: Turns) -> None:
+    story.begin(SmallPlan(groups=2))
+    assert story.join("environment-0", "environment", sessions=3) == [Act("environment-0", [A0, A1, B0])]
+    story.join("w", "rollout")
+    assert story.answered("environment-0", A0, A1, B0) == [Assign("w", [A0, A1, B0], (A0, A1, B0))]
+    assert story.turned("w", A1) == [Act("environment-0", [A1])], "one that is open goes on"
+    story.ledger.generated("environment-0", [info(A1)], story.now)
+    assert Act("environment-0", [B1]) in story.drain(), "what is complete makes room"
+
+
+def test_a_dropped_sample_is_closed_where_it_is_open(story: Turns) -> None:
+    story.begin(SmallPlan())
+    story.join("environment-0", "environment", sessions=2)
+    story.join("w", "rollout")
+    story.answered("environment-0", A0, A1)
+    assert story.give_back("w", A0, retry=False) == [
+        Close("environment-0", [A0]),
+        Mark([A0], "dropped", "cannot"),
+    ]
+
+
+def test_a_sample_that_is_given_back_may_be_opened_by_another_worker(story: Turns) -> None:
+    story.begin(SmallPlan())
+    story.join("environment-0", "environment", sessions=2)
+    story.join("environment-1", "environment", sessions=2)
+    assert story.give_back("environment-0", A0) == [Close("environment-0", [A0]), Act("environment-1", [A0])]
+
+
+def test_a_restarted_broker_learns_who_has_what_open(story: Turns) -> None:
+    journal = [JournalEntry(id=A0, state="turned"), JournalEntry(id=A1, state="begun")]
+    story.begin(SmallPlan(), journal=journal)
+    story.join("w", "rollout")
+    other = SampleId(0, "zz", 0)
+    assert story.join("environment-1", "environment", slots=1, sessions=1, open=[A1, other]) == [
+        Close("environment-1", [other])
+    ], "A0 would be one too many"
+    assert story.turned("w", A1) == [Act("environment-1", [A1])]
+    assert story.join("environment-0", "environment", sessions=1, open=[A1]) == [
+        Close("environment-0", [A1]),
+        Act("environment-0", [A0]),
+    ]
+
+
+def test_an_older_step_is_not_kept_from_its_end_by_samples_of_a_later_one() -> None:
+    story = Turns(Ledger(Rules(environment=True, run_ahead=1)))
+    story.begin(SmallPlan())
+    story.join("environment-0", "environment", sessions=2)
+    story.join("environment-1", "environment", sessions=2)
+    story.ledger.leave("environment-0", story.now)
+    assert story.drain() == [Act("environment-1", [A0, A1])]
+
+
+class World:
+    """Workers that do what they are told in any order, fail and vanish; and a policy without end of patience."""
+
+    def __init__(self, seed: int, steps: int = 3, run_ahead: int = 1) -> None:
+        self.draw = random.Random(seed)
+        self.story = Turns(Ledger(Rules(environment=True, run_ahead=run_ahead, max_retries=1000, max_losses=10_000)))
+        self.open: dict[str, set[SampleId]] = {}
+        self.acting: dict[str, set[SampleId]] = {}
+        self.running: set[SampleId] = set()
+        self.turns: Counter[SampleId] = Counter()
+        self.trained = 0
+        self.steps = steps
+        self.perform(self.story.begin(SmallPlan(steps=steps, groups=3)))
+        self.perform(self.story.join("w", "rollout", slots=64))
+        self.perform(self.story.join("r", "reward", slots=64))
+        for number in range(2):
+            self.join(f"environment-{number}")
+
+    def join(self, name: str) -> None:
+        self.open[name], self.acting[name] = set(), set()
+        self.perform(self.story.join(name, "environment", slots=2, sessions=2))
+
+    def perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Act(name, ids):
+                    assert not any(ids[0] in others for other, others in self.open.items() if other != name)
+                    self.open[name] |= set(ids)
+                    self.acting[name] |= set(ids)
+                    counts = Counter(id.step for id in self.open[name])
+                    assert max(counts.values()) <= 2, "it opens one more only for an older step"
+                case Close(name, ids):
+                    self.open[name] -= set(ids)
+                case Assign(_, ids):
+                    self.running |= set(ids)
+                case Load(_, version):
+                    self.perform(self.story.loaded("w", version))
+                case ScoreSamples(name, ids):
+                    self.perform(self.story.scored(name, *ids))
+                case Train(_, step, _, _):
+                    self.trained = step + 1
+                    self.perform(self.story.trained(step))
+
+    def do(self, *, fail: bool) -> None:
+        """One event."""
+        kind = self.draw.random()
+        acting = [(name, id) for name in sorted(self.acting) for id in sorted(self.acting[name])]
+        version = self.story.ledger.workers.by_name["w"].version
+        ready = [id for id in sorted(self.running) if id.step <= version]  # others wait for their weights
+        if fail and kind < 0.1:
+            name = self.draw.choice(sorted(self.open))
+            self.story.ledger.leave(name, self.story.now)
+            self.open[name], self.acting[name] = set(), set()
+            self.perform(self.story.drain())
+            self.join(name)
+        elif acting and kind < 0.6:
+            name, id = self.draw.choice(acting)
+            self.acting[name].discard(id)
+            if fail and self.draw.random() < 0.2:
+                self.open[name].discard(id)
+                self.perform(self.story.give_back(name, id))
+                self.perform(self.story.tick(0.001))
+            elif self.turns[id] >= 2:
+                self.open[name].discard(id)
+                self.story.ledger.generated(name, [info(id)], self.story.now)
+                self.perform(self.story.drain())
+            else:
+                self.perform(self.story.answered(name, id))
+        elif ready:
+            id = self.draw.choice(ready)
+            self.running.discard(id)
+            self.turns[id] += 1
+            self.perform(self.story.turned("w", id))
+        else:
+            self.perform(self.story.tick(0.001))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_fails_no_step_waits_for_ever(seed: int) -> None:
+    world = World(seed)
+    for _ in range(150):
+        world.do(fail=True)
+    for _ in range(2000):
+        if world.trained == world.steps:
+            return
+        world.do(fail=False)
+    raise AssertionError(f"step {world.trained} does not end: {world.story.ledger.samples.depths()}, {world.open}")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rhymed.config import Config
 from rhymed.errors import EnvironmentFailed
+from rhymed.inputs.rows import prompt_id
 from rhymed.inputs.tokenizer import read_tokenizer
-from rhymed.messages import Fork
+from rhymed.messages import Fork, SampleId, Session
 from rhymed.run.layout import layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
-from rhymed_store.sessions import get_session
+from rhymed_store.sessions import StoredSession, get_session
 from rhymed_workers.sessions.programs import Programs
 from tests.workers.sessions.policies import ID, ROW, Loop, config_of, echo, finished
 
@@ -214,3 +217,151 @@ async def test_a_command_that_is_not_there_is_an_error_before_any_sample(store: 
     with pytest.raises(EnvironmentFailed, match="there is no program 'no-such-program'"):
         async with Programs(config, store):
             pass
+
+
+PLAIN = """
+messages = [say(row["prompt"])]
+for number in range(4):
+    message = ask(messages).choices[0].message
+    messages += [message, say(str(number))]
+ask([say("x"), say("y")])
+ask([say("x"), say("z")])
+ask([say("x"), say("z")])
+"""
+
+
+@pytest.mark.parametrize("turns", [1, 3, 6])
+async def test_a_lost_program_is_started_again_and_its_calls_are_answered_as_before(
+    store: StoreClient, tmp_path: Path, turns: int
+) -> None:
+    config = config_of(tmp_path, PLAIN)
+    other = SampleId(ID.step, ID.prompt, 1)
+    loop = Loop(store)
+    async with Programs(config, store) as programs:
+        await loop.finish(programs, other)
+        assert await loop.finish(programs, turns=turns) is None
+        assert programs.open == [ID]
+    asked = len(loop.prompts)
+    async with Programs(config, store) as programs:
+        await loop.finish(programs)
+        assert programs.rebuilt == 1
+    assert len(loop.prompts) - asked == 7 - turns, "no turn is written twice"
+    lost, plain = await loop.sample(ID), await loop.sample(other)
+    assert lost.tokens.tolist() == plain.tokens.tolist()
+    assert replace(lost.info, id=other) == plain.info
+    assert len(plain.info.forks) == 3
+
+
+async def test_a_program_that_asks_otherwise_leaves_its_earlier_turns_out(store: StoreClient, tmp_path: Path) -> None:
+    mark = tmp_path / "begun"
+    program = f"""
+again = os.path.exists({str(mark)!r})
+open({str(mark)!r}, "w").close()
+first = ask([say("a")]).choices[0].message
+ask([say("a"), first, say("again" if again else "once")])
+ask([say("end")])
+"""
+    config = config_of(tmp_path, program)
+    loop = Loop(store)
+    async with Programs(config, store) as programs:
+        await loop.finish(programs, turns=2)
+    async with Programs(config, store) as programs:
+        await loop.finish(programs)
+    sample = await loop.sample()
+    text = bytes(token for token in sample.tokens.tolist() if token < 256)
+    assert b"again" in text
+    assert b"once" not in text
+    assert (sample.info.learned, len(loop.prompts)) == (9, 4)
+
+
+async def test_what_is_not_to_be_replayed_is_dropped(store: StoreClient, tmp_path: Path) -> None:
+    config = config_of(tmp_path, PLAIN, replay=False)
+    loop = Loop(store)
+    async with Programs(config, store) as programs:
+        await loop.finish(programs, turns=1)
+    async with Programs(config, store) as programs:
+        with pytest.raises(EnvironmentFailed, match="replay is false"):
+            await programs.act(ID)
+
+
+async def test_of_two_workers_with_the_same_sample_one_goes_on(store: StoreClient, tmp_path: Path) -> None:
+    config = config_of(tmp_path, "ask([say(os.environ['OPENAI_BASE_URL'])]); ask([say('b')])")
+    loop = Loop(store)
+    async with Programs(config, store) as one, Programs(config, store) as two:
+        assert await one.act(ID) is None
+        await two._begin(ID, StoredSession(Session(id=ID, answers=[], turns=[]), [], []))
+        with pytest.raises(EnvironmentFailed, match="went on elsewhere"):
+            await two.act(ID)
+        await loop.write()
+        await loop.finish(two)
+        assert (await loop.sample()).info.learned == 6
+        with pytest.raises(EnvironmentFailed, match="went on elsewhere"):
+            await one.act(ID)
+        assert one.open == []
+
+
+async def test_a_repeated_request_is_the_same_call(store: StoreClient, tmp_path: Path) -> None:
+    program = """
+import httpx
+base, key = os.environ["OPENAI_BASE_URL"], {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+def post(text, timeout=60, **headers):
+    body = {"model": "m", "messages": [say(text)]}
+    answer = httpx.post(base + "/chat/completions", json=body, headers=key | headers, timeout=timeout)
+    return answer.json()["choices"][0]["message"]["content"]
+try:
+    post("broken", timeout=0.5)
+except httpx.TimeoutException:
+    open(os.environ["MARK"], "w").close()
+first = post("broken")
+assert post("broken", **{"x-stainless-retry-count": "1"}) == first
+assert post("broken") != first, "asked again, not repeated"
+assert post("key", **{"Idempotency-Key": "k"}) == post("key", **{"Idempotency-Key": "k"})
+"""
+    mark = tmp_path / "mark"
+    config = config_of(tmp_path, program.replace('os.environ["MARK"]', repr(str(mark))))
+    loop = Loop(store)
+    async with Programs(config, store) as programs:
+        assert await programs.act(ID) is None
+        while not mark.exists():
+            await asyncio.sleep(0.05)
+        await loop.write()
+        await loop.finish(programs)
+    assert (await loop.sample()).info.learned == 9
+
+
+async def test_calls_at_the_same_time_are_answered_one_after_the_other(store: StoreClient, tmp_path: Path) -> None:
+    program = """
+import asyncio, openai
+async def main():
+    client = openai.AsyncOpenAI()
+    def one(text):
+        return client.chat.completions.create(model="m", messages=[say(text)])
+    answers = await asyncio.gather(*(one(text) for text in "abcabc"))
+    said = [answer.choices[0].message.content for answer in answers]
+    assert len(set(said)) == 6, said
+asyncio.run(main())
+"""
+    (sample,) = await finished(config_of(tmp_path, program), store)
+    assert (sample.info.learned, len(sample.info.forks)) == (18, 5)
+
+
+async def test_a_large_row_is_a_file(store: StoreClient, tmp_path: Path) -> None:
+    row = {"prompt": "x" * 100_000}
+    await store.put_prompts([row])
+    program = "ask([say('a')])"
+    config = config_of(tmp_path, program)
+    file = tmp_path / "agent.py"
+    read = 'row = json.loads(os.environ["RHYMED_ROW"])'
+    assert read in file.read_text()
+    check = 'assert len(json.load(open(os.environ["RHYMED_ROW"]))["prompt"]) == 100_000'
+    file.write_text(file.read_text().replace(read, check))
+    await finished(config, store, ids=[SampleId(0, prompt_id(row), 0)])
+
+
+async def test_programs_do_not_see_the_runs_settings(
+    store: StoreClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RHYMED_NET__KEYS", "secret")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    program = "ask([say('a')]); assert sorted(n[7:] for n in os.environ if n[:7] == 'RHYMED_') == ['ROW', 'SESSION']"
+    await finished(config_of(tmp_path, program), store)

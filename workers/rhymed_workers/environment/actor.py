@@ -41,6 +41,17 @@ class Actor:
             pool.names if self._settings.stateful and self._settings.replay else set()
         )
         self.calls = self.errors = self.rebuilt = 0
+        self._opened: set[messages.SampleId] = set()  # by class: tools have no state
+
+    @property
+    def open(self) -> list[messages.SampleId]:
+        """Samples whose environments are here."""
+        return list(self._opened)
+
+    async def close(self, id: messages.SampleId) -> None:
+        """Ends its environment, if it is here."""
+        self._opened.discard(id)
+        await self._pool.close(str(id))
 
     async def act(self, id: messages.SampleId) -> messages.SampleInfo | None:
         """Answers the sample's last turn. Returns its record if it is complete; None: the policy continues.
@@ -55,7 +66,7 @@ class Actor:
         if not done:
             return None
         info = await complete_sample(self._store, id)
-        await self._pool.close(str(id))
+        await self.close(id)
         return info
 
     async def _begin(self, id: messages.SampleId) -> bool:
@@ -69,6 +80,8 @@ class Actor:
         """Makes the sample's environment."""
         await self._pool.close_all([name for name in self._pool.opened if self._is_over(name, id)])
         (row,) = await retry(lambda: self._store.get_prompts([id.prompt]), "reading a prompt")
+        if self._settings.factory:
+            self._opened.add(id)
         chat = render.messages(self._config.data, f"prompt {id.prompt}", row)
         return await self._pool.open(str(id), row, chat)
 

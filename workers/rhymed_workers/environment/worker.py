@@ -93,6 +93,9 @@ class EnvironmentWorker(Service):
                 if fresh:
                     count = counted(len(fresh), "sample")
                     log.info("takes %s, first %s", count, fresh[0], extra=cause("acting", fresh))
+            case messages.Close():
+                for id in message.samples:
+                    self.spawn(self._actor.close(id))
             case messages.Finish():
                 log.info("%s: the run is over: %s", self.name, message.reason)
                 self._membership.dismissed()
@@ -113,6 +116,8 @@ class EnvironmentWorker(Service):
             pid=os.getpid(),
             slots=self._slots,
             holding=list(self._holding),
+            sessions=self._config.environment.most_open,
+            open=self._actor.open,
         )
 
     def _heartbeat(self) -> messages.Heartbeat:

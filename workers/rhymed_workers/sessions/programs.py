@@ -78,8 +78,8 @@ class Programs:
         session = self._sessions.get(id)
         if session is None:
             stored = await retry(lambda: get_session(self._store, id, logprobs=True), "reading a sample in turns")
-            if stored.session.done or not stored.session.acts:
-                return stored.session.done
+            if stored.session.done or stored.session.stored or not stored.session.acts:
+                return stored.session.done or stored.session.stored
             if stored.turns and not self._settings.replay:
                 raise EnvironmentFailed("its program was lost, and environment.replay is false")
             session = await self._begin(id, stored)

@@ -1,50 +1,147 @@
 """Assigns samples whose environment has to answer to environment workers. Pure, part of the ledger.
 
 A sample goes to the worker that has its environment, and waits for it while it is here, since another one would have
-to rebuild the environment. A sample without such a worker goes to the one with the most room.
+to rebuild the environment. A sample without such a worker goes to the one with the most room, older steps first. A
+worker opens at most `sessions` samples; one more only for a sample of a step that is older than samples that it has
+open. These may wait for weights that come after that step, and would otherwise keep it from its end.
 """
 
 from __future__ import annotations
 
-from rhymed_broker.ledger.actions import Act
+from collections.abc import Iterator
+
+from rhymed.messages import EVAL, SampleId
+from rhymed_broker.ledger.actions import Act, Close
 from rhymed_broker.ledger.samples import Samples
-from rhymed_broker.ledger.workers import Workers
+from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.pipe.policy import load
 from rhymed_broker.slices import CHUNK, Slices, sliced
-from rhymed_broker.states import Sample
+from rhymed_broker.states import UNWRITTEN, Sample
 
 
 class Acting:
     def __init__(self, samples: Samples, workers: Workers) -> None:
-        self._samples, self._workers = samples, workers
+        self._samples, self._workers, self._hosts = samples, workers, workers.hosts
+        self._resets = 0
+        self._back: dict[str, dict[Sample, None]] = {}  # host -> what may wait for it
 
     @sliced
-    def place(self, now: float) -> Slices[list[Act]]:
-        """Oldest turns first, as many as workers have room for."""
+    def place(self, now: float) -> Slices[list[Act | Close]]:
+        """As many as workers have room for."""
+        actions = self._end() + self._claim() + self._sort()
         free = self._workers.free["environment"]
-        placed: dict[str, list[Sample]] = {}
         if not (free and self._samples.queues["turned"]):
-            return []
+            return actions
         room = {name: worker.slots - load(worker) for name, worker in free.items()}
-        left = sum(room.values())
-        for looked, sample in enumerate(self._samples.queues["turned"], 1):
-            name = self._host(sample) or max(room, key=room.__getitem__)
-            if room.get(name, 0) > 0:
-                room[name] -= 1
-                left -= 1
-                placed.setdefault(name, []).append(sample)
-            if not left:
+        placed: dict[str, list[Sample]] = {}
+        for name in free:
+            placed[name] = self._take_back(name, room[name])
+            room[name] -= len(placed[name])
+        for looked, sample in enumerate(self._homeless(), 1):
+            name = self._roomiest(sample, room)
+            if not name:
                 break
+            room[name] -= 1
+            placed[name].append(sample)
+            actions += self._moved(sample.id)
+            self._hosts.put(sample.id, name)
             if not looked % CHUNK:
                 yield
-        return [self._assign(name, samples, now) for name, samples in placed.items()]
+        return actions + [self._assign(name, samples, now) for name, samples in placed.items() if samples]
 
-    def _host(self, sample: Sample) -> str:
-        """The worker that has its environment; empty: none has."""
-        worker = self._workers.by_name.get(sample.host)
-        return "" if worker is None or worker.drained else worker.name
+    def _sort(self) -> list[Act | Close]:
+        """Which of those that were turned since the last call wait for whom. A worker that gave one back, or was too
+        slow, does not have it any more."""
+        actions: list[Act | Close] = []
+        turned, self._samples.turned = self._samples.turned, []
+        for sample in turned:
+            if sample.story[-1][1] == "returned":
+                actions += self._moved(sample.id)
+            elif host := self._hosts.of(sample.id):
+                self._back.setdefault(host, {})[sample] = None
+        return actions
+
+    def _take_back(self, name: str, room: int) -> list[Sample]:
+        """At most so many samples that wait for this worker, which has their environments."""
+        back, taken = self._back.get(name, {}), list[Sample]()
+        while back and len(taken) < room:
+            sample = next(iter(back))
+            del back[sample]
+            if sample.state == "turned" and self._hosts.of(sample.id) == name:
+                taken.append(sample)
+        return taken
+
+    def _homeless(self) -> Iterator[Sample]:
+        """Samples that wait for an environment worker and have none that they must wait for."""
+        for step in sorted(self._samples.open_steps, key=_rank):
+            for group in self._samples.open_steps[step].unassigned["turned"].values():
+                for sample in group:
+                    host = self._workers.by_name.get(self._hosts.of(sample.id))
+                    if host is None or host.drained:
+                        yield sample
+
+    def _roomiest(self, sample: Sample, room: dict[str, int]) -> str:
+        """The worker that opens it, one that has not failed on it if there is one; empty: none has room."""
+        left = {name: min(slots, self._left(name)) for name, slots in room.items()}
+        best = max(left, key=lambda name: (left[name] > 0, name not in sample.failed_on, left[name]))
+        if left[best] > 0:
+            return best
+        urgent = (name for name, slots in room.items() if slots > 0 and self._may_exceed(sample.id, name))
+        return next(urgent, "")
+
+    def _left(self, name: str) -> int:
+        """How many more samples it may open."""
+        most = self._workers.by_name[name].sessions
+        return most - self._hosts.count(name) if most else self._workers.by_name[name].slots
+
+    def _may_exceed(self, id: SampleId, name: str) -> bool:
+        """Whether fewer than `sessions` of what it has open is of the sample's step, or of steps before it."""
+        before = sum(_rank(own.step) <= _rank(id.step) for own in self._hosts.at(name))
+        return before < self._workers.by_name[name].sessions
+
+    def _end(self) -> list[Act | Close]:
+        """Samples that need no environment any more. Whoever completes one has closed it."""
+        closed: dict[str, list[SampleId]] = {}
+        ended, self._samples.ended = self._samples.ended, []
+        for sample in ended:
+            if (name := self._hosts.remove(sample.id)) and sample.state in ("dropped", "filtered"):
+                closed.setdefault(name, []).append(sample.id)
+        return [Close(name, ids) for name, ids in closed.items()]
+
+    def _claim(self) -> list[Act | Close]:
+        """What workers had open when they joined, or before samples were rolled back."""
+        actions: list[Act | Close] = []
+        if self._resets != self._samples.resets:
+            self._resets, self._back = self._samples.resets, {}
+            for worker in self._workers.of_role("environment"):
+                worker.opened = [*worker.opened, *self._hosts.forget(worker.name)]
+        for worker in self._workers.of_role("environment"):
+            if worker.opened:
+                claimed, worker.opened = worker.opened, []
+                lost = [id for id in claimed if not self._keeps(worker, id)]
+                actions += [Close(worker.name, lost)] if lost else []
+        return actions
+
+    def _keeps(self, worker: Worker, id: SampleId) -> bool:
+        sample, host = self._samples.get(id), self._hosts.of(id)
+        if sample is None or sample.state not in UNWRITTEN or host not in ("", worker.name):
+            return False
+        if sample.state == "acting" and sample.worker != worker.name:
+            return False
+        self._hosts.put(id, worker.name)
+        self._back.setdefault(worker.name, {})[sample] = None
+        return True
+
+    def _moved(self, id: SampleId) -> list[Act | Close]:
+        host = self._hosts.remove(id)
+        return [Close(host, [id])] if host else []
 
     def _assign(self, name: str, samples: list[Sample], now: float) -> Act:
         self._samples.move_all(samples, "assigned", now, name)
         self._workers.hold(self._workers.by_name[name], samples, now)
         return Act(name, [sample.id for sample in samples])
+
+
+def _rank(step: int) -> int:
+    """Evaluations come before the steps: the weights of those that follow may wait for them."""
+    return step - 2 * EVAL if step >= EVAL else step
