@@ -5,12 +5,12 @@ Every error is collected; a check whose input could not be read is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rhymed.check import algorithm, arithmetic, machine, memory, reward, rows, supervision
+from rhymed.check import algorithm, arithmetic, environment, machine, memory, reward, rows, supervision
 from rhymed.check.devices import cluster, cost
 from rhymed.check.devices import describe as devices
 from rhymed.check.devices.needs import heads_problem
@@ -21,12 +21,13 @@ from rhymed.check.sizes.size import FP32, Size
 from rhymed.config import Config, Rollout
 from rhymed.errors import ConfigError
 from rhymed.gpus import inventory, placement
-from rhymed.inputs.render import Renderer, load_renderer
+from rhymed.inputs.render import Render, Renderer, load_renderer
 from rhymed.run.layout import layout_of
 from rhymed_broker import telemetry
 from rhymed_workers.trainer.optim import packages
 
 if TYPE_CHECKING:
+    from rhymed_workers.environment.preview import Preview
     from rhymed_workers.reward.preview import Loading
 
 
@@ -37,7 +38,8 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
     report, layout = Report(errors=missing_packages(config)), layout_of(config)
     with report.listening(), Loading(config) if config.reward.workers else nullcontext() as scorers:
         report.add(machine.describe(config, resume=resume))
-        inputs = read(config, report)
+        with _environment(config, report) as preview:
+            inputs = read(config, report, preview.lengths if preview else None)
         taught = check_supervision(config, report, inputs)
         if inputs.size and inputs.training and config.placement.engine == "local":
             rollout, trainer = config.rollout, config.trainer
@@ -58,14 +60,18 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
 def full_check(config: Config, *, generate: bool = True) -> Report:
     """Everything that can be known before a run."""
     report = Report(errors=missing_packages(config))
-    with report.listening():
-        inputs = read(config, report)
+    with report.listening(), _environment(config, report) as preview:
+        inputs = read(config, report, preview.lengths if preview else None)
         if inputs.training:
             _check_sizes(config, report, inputs, check_supervision(config, report, inputs))
             report.errors += _check_division(config, inputs, report)
-            renderer = report.attempt(lambda: load_renderer(config)) if inputs.training.lengths else None
-            if renderer:
-                report.add(rows.describe(config.data, config.rollout, inputs.training, renderer))
+            renderer: Preview | Renderer | None = None
+            if training := inputs.training if inputs.training.lengths else None:
+                renderer = preview or report.attempt(lambda: load_renderer(config))
+            if training and renderer:
+                report.add(rows.describe(config.data, config.rollout, training, renderer))
+            if training and preview:
+                report.add(report.attempt(lambda: environment.describe(config, preview, training)))
             written = _generate(config.rollout, report, inputs, renderer) if generate and renderer else None
             report.add(_cost(config, inputs, written))
             _check_reward(config, report, inputs, written)
@@ -73,6 +79,17 @@ def full_check(config: Config, *, generate: bool = True) -> Report:
         report.add(machine.describe(config))
         report.add(cluster.describe(config) if config.placement.engine == "ray" else None)
     return report
+
+
+@contextmanager
+def _environment(config: Config, report: Report) -> Iterator[Preview | None]:
+    """With its code loaded. None: there is none, or it cannot be loaded, which is reported."""
+    preview = environment.load(config, report)
+    try:
+        yield preview
+    finally:
+        if preview is not None:
+            preview.__exit__()
 
 
 def missing_packages(config: Config) -> list[str]:
@@ -182,7 +199,7 @@ def _check_reward(
         )
 
 
-def _generate(rollout: Rollout, report: Report, inputs: Inputs, renderer: Renderer) -> reward.Answer:
+def _generate(rollout: Rollout, report: Report, inputs: Inputs, renderer: Render) -> reward.Answer:
     """The model's own answer to the first prompt, where that takes seconds; else why not."""
     folder, size, training = inputs.folder, inputs.size, inputs.training
     if not folder or not size or not training:

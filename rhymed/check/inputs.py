@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rhymed.check import lora
-from rhymed.check.lora import Adapters
 from rhymed.check.report import Report
+from rhymed.check.sizes import lora
+from rhymed.check.sizes.lora import Adapters
 from rhymed.check.sizes.size import Size, model_size
 from rhymed.config import Config
-from rhymed.inputs.datasets import placed_rows
+from rhymed.inputs.datasets import Lengths, placed_rows
 from rhymed.inputs.lengths import Measured, check_prompts, used_datasets
 from rhymed.inputs.models import resolve_model
 from rhymed_workers.trainer.critic import start as critic
@@ -28,8 +28,8 @@ class Inputs:
     held_out: list[Measured] = field(default_factory=list)
 
 
-def read(config: Config, report: Report) -> Inputs:
-    """An error in the model does not hide one in the data."""
+def read(config: Config, report: Report, lengths: Lengths | None = None) -> Inputs:
+    """An error in the model does not hide one in the data. `lengths`: of prompts to which tools add words."""
     inputs = Inputs()
     if needless := config.rollout.engine == config.trainer.engine == "trace":
         report.model = "none: neither engine nor trainer needs one"
@@ -43,7 +43,7 @@ def read(config: Config, report: Report) -> Inputs:
             report.warnings += lora.hint(config.trainer.lr)
         if config.trainer.recipe.critic:
             inputs.critic = report.attempt(lambda: model_size(critic.find(config)))
-    measured = report.attempt(lambda: check_prompts(config)) if folder or needless else None
+    measured = report.attempt(lambda: check_prompts(config, lengths)) if folder or needless else None
     if measured is None:  # each dataset may be readable still
         measured = []
         for name, data in used_datasets(config):

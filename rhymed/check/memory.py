@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rhymed.check import lora
 from rhymed.check.arithmetic import Workload
-from rhymed.check.lora import Adapters
 from rhymed.check.report import GIB, Section
-from rhymed.check.sizes import working
+from rhymed.check.sizes import lora, working
+from rhymed.check.sizes.lora import Adapters
 from rhymed.check.sizes.size import FP32, ITEM_BYTES, Size
 from rhymed.config import Config, Model, Rollout, Store, Trainer
 from rhymed.text import counted, size_of

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rhymed.check.report import Section
 from rhymed.config import Data, Dataset, Rollout
 from rhymed.inputs.datasets import place
 from rhymed.inputs.lengths import Measured
-from rhymed.inputs.render import Renderer
 from rhymed.inputs.rows import Row
 from rhymed.text import truncated
 
@@ -20,7 +19,16 @@ COLUMN_CHARS = 120
 PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "input", "query")
 
 
-def describe(data: Dataset, rollout: Rollout, measured: Measured, renderer: Renderer) -> Section:
+class Reader(Protocol):
+    """How the policy reads rows."""
+
+    @property
+    def has_template(self) -> bool: ...
+
+    def text(self, where: str, row: Row) -> str: ...
+
+
+def describe(data: Dataset, rollout: Rollout, measured: Measured, renderer: Reader) -> Section:
     section = Section("prompts")
     lengths, limit = sorted(measured.lengths), rollout.max_prompt_length
     median = lengths[len(lengths) // 2]
@@ -39,7 +47,7 @@ def describe(data: Dataset, rollout: Rollout, measured: Measured, renderer: Rend
     if not renderer.has_template:
         section.add("template", "no chat template: messages are joined by blank lines")
     for number, ((where, row), length) in enumerate(zip(measured.rows[:SHOWN], measured.lengths, strict=False), 1):
-        section.add(f"row {number}", f"{where}, {length} tokens:\n{_short(renderer.text(where, row))}")
+        section.add(f"row {number}", f"{where}, {length} tokens:\n{short_prompt(renderer.text(where, row))}")
         for name, value in columns(data, row):
             section.add(f"  {name}", value)
     return section
@@ -67,7 +75,7 @@ def _cell(value: Any) -> str:
     return truncated(shown, COLUMN_CHARS)
 
 
-def _short(prompt: str) -> str:
+def short_prompt(prompt: str) -> str:
     first, last = SHOWN_CHARS
     if len(prompt) <= first + last:
         return prompt

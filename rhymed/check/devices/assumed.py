@@ -12,9 +12,9 @@ from pathlib import Path
 from rhymed.check import arithmetic, memory
 from rhymed.check.devices import cost, describe
 from rhymed.check.devices.shape import Shape, shape_of
-from rhymed.check.lora import hint
 from rhymed.check.machine import engine_problems
 from rhymed.check.report import Report, Section
+from rhymed.check.sizes.lora import hint
 from rhymed.check.sizes.size import FP32, ITEM_BYTES
 from rhymed.config import Config, Model
 from rhymed.errors import ConfigError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhymed.check.lora import Adapters
+from rhymed.check.sizes.lora import Adapters
 from rhymed.check.sizes.size import Size
 from rhymed.config import Lora
 from rhymed.errors import ConfigError

@@ -77,6 +77,12 @@ class Dialogue:
         calls, malformed = self._parse(self._decode(tokens, special=True))
         return Read(self._decode(tokens, special=False), calls, malformed)
 
+    def shown(self, tokens: Sequence[int]) -> str:
+        """Their text, with special tokens."""
+        if self._tokenizer is None:
+            return bytes(token % 256 for token in tokens).decode(errors="replace")
+        return self._decode(tokens, special=True)
+
     def problem(self) -> str:
         """Why the policy reads a chat that the template would not write; empty: it reads what the template writes."""
         if self._tokenizer is None:
@@ -145,12 +151,12 @@ def _with_system(chat: Chat, text: str) -> Chat:
     return [{"role": "system", "content": text}, *chat]
 
 
-def load_dialogue(config: Config, tools: Sequence[dict[str, Any]]) -> Dialogue:
-    """Blocking: reads the model's tokenizer. Raises `ConfigError`."""
+def load_dialogue(config: Config, tools: Sequence[dict[str, Any]], limit: int = 0) -> Dialogue:
+    """Blocking: reads the model's tokenizer. `limit`: of a prompt's tokens; 0: the run's. Raises `ConfigError`."""
     tokenizer = None
     if config.rollout.engine != "trace":
         from rhymed.inputs.models import resolve_model
         from rhymed.inputs.render import load_tokenizer
 
         tokenizer = load_tokenizer(config.model, resolve_model(config))
-    return Dialogue(tokenizer, tools, config.rollout.max_prompt_length, config.environment.parser)
+    return Dialogue(tokenizer, tools, limit or config.rollout.max_prompt_length, config.environment.parser)

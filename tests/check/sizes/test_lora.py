@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from rhymed.check import arithmetic, lora, memory
+from rhymed.check import arithmetic, memory
 from rhymed.check.inputs import read
-from rhymed.check.lora import Adapters
 from rhymed.check.report import Report
+from rhymed.check.sizes import lora
+from rhymed.check.sizes.lora import Adapters
 from rhymed.config import Config, Lora
 from rhymed.errors import ConfigError
 from tests.check.test_memory import LARGE, SIZE

@@ -1,0 +1,115 @@
+"""`rhymed check` of tools and environments: what the policy will know of them, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymed.check.dryrun import full_check, quick_check
+from rhymed.check.report import Report
+from rhymed.config import Config
+from tests.workers.sessions.test_dialogue import CHATML, STRIPS
+
+MINE = '''
+def add(a: int, b: int = 1) -> int:
+    """Adds two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    raise AssertionError("a check calls no tools")
+
+add.idempotent = True
+
+class Game:
+    def reset(self, answer, **row):
+        if answer == "broken":
+            raise RuntimeError("no board")
+        return f" The board has {answer} fields."
+
+    def move(self, field: int) -> str:
+        """Moves.
+
+        Args:
+            field: Where to.
+        """
+        raise AssertionError("a check calls no tools")
+
+def undescribed(a):
+    return a
+'''
+
+
+@pytest.fixture
+def make(tmp_path: Path, tiny_model: Path) -> Any:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    shape = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 8192}
+    (folder / "config.json").write_text(json.dumps(shape))
+    (tmp_path / "mine.py").write_text(MINE)
+
+    def config(environment: dict[str, Any], template: str = CHATML, answer: str = "9", limit: int = 2048) -> Config:
+        (tmp_path / "template.jinja").write_text(template)
+        rows = [{"prompt": f"say {number}", "answer": answer} for number in range(4)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        named = {key: f"{tmp_path}/mine.py:{name}" for key, name in environment.items()}
+        tree: dict[str, Any] = {
+            "run": {"name": "mine", "folder": str(tmp_path / "runs")},
+            "model": {"path": str(folder), "chat_template": str(tmp_path / "template.jinja")},
+            "data": {"path": str(tmp_path / "rows.jsonl")},
+            "environment": named,
+            "rollout": {
+                "prompts_per_step": 2,
+                "group_size": 2,
+                "max_prompt_length": limit,
+                "max_response_length": 8,
+            },
+            "reward": {"scorer": "exact", "processes": 1},
+        }
+        return Config.model_validate(tree)
+
+    return config
+
+
+def shown(report: Report) -> dict[str, str]:
+    return {label: text for section in report.sections for label, text in section.rows}
+
+
+def test_tools_and_the_first_row_are_shown_as_the_policy_reads_them(make: Any) -> None:
+    report = full_check(make({"tools": "add", "factory": "Game"}), generate=False)
+    assert report.errors == []
+    rows = shown(report)
+    assert rows["add"].startswith("(a: integer, b: integer = ...) Adds two numbers.\n  a: The first.")
+    assert rows["add"].endswith("may be called again")
+    assert "(field: integer) Moves." in rows["move"]
+    assert "# Tools" in rows["row 1"]
+    assert "say 0 The board has 9 fields." in rows["row 1"]
+    assert "hermes" in rows["parser"]
+    assert not any("rewrites" in warning for warning in report.warnings)
+
+
+def test_the_words_of_tools_count_in_the_lengths_of_prompts(make: Any) -> None:
+    assert quick_check(make({"tools": "add"})).errors == []
+    (error,) = quick_check(make({"tools": "add"}, limit=64)).errors
+    assert "more than rollout.max_prompt_length = 64" in error
+
+
+def test_a_template_that_rewrites_turns_is_a_warning(make: Any) -> None:
+    report = full_check(make({"tools": "add"}, template=STRIPS), generate=False)
+    assert any("the chat template rewrites earlier turns" in warning for warning in report.warnings)
+
+
+@pytest.mark.parametrize("check", [quick_check, full_check])
+def test_code_that_cannot_be_loaded_is_an_error_before_the_run(make: Any, check: Any) -> None:
+    (error,) = check(make({"tools": "undescribed"})).errors
+    assert "tool undescribed (" in error
+    assert "needs type hints and a docstring" in error
+
+
+def test_an_environment_that_fails_on_the_first_row_is_an_error(make: Any) -> None:
+    (error,) = full_check(make({"factory": "Game"}, answer="broken"), generate=False).errors
+    assert "Game raised RuntimeError: no board" in error
