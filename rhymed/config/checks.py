@@ -226,12 +226,12 @@ def deadlines(schedule: Schedule, reward: Reward, environment: Environment) -> I
         yield "schedule.lost_after_s must be more than twice schedule.heartbeat_s"
     scoring_s = reward.longest_s
     acting_s = QUEUED * environment.timeout_s
-    if environment.command and environment.timeout_s >= schedule.stuck_after_s:
+    if (environment.command or environment.url) and environment.timeout_s >= schedule.stuck_after_s:
         yield (
             f"schedule.stuck_after_s = {schedule.stuck_after_s:g} must be more than environment.timeout_s ="
-            f" {environment.timeout_s:g}, for which a program may work between two calls"
+            f" {environment.timeout_s:g}, for which a program, or the server at environment.url, may work"
         )
-    if (environment.tools or environment.stateful) and acting_s >= schedule.stuck_after_s:
+    if (environment.tools or environment.factory) and acting_s >= schedule.stuck_after_s:
         yield (
             f"schedule.stuck_after_s = {schedule.stuck_after_s:g} must be more than {acting_s:g}: {QUEUED} samples"
             f" wait for each thread of an environment's subprocesses, for environment.timeout_s ="
