@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rhymed.messages import EVAL
+from rhymed.messages import EVAL, Call
 
 STEP_COLUMNS = (
     ("reward/mean", "reward", "{:.3f}"),
@@ -87,6 +87,18 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def call_text(call: Call) -> str:
+    """`calculate 3 ms`, with its error."""
+    return f"{call.name}{_spent(1000 * call.seconds)}{f', failed: {call.error}' if call.error else ''}"
+
+
+def _spent(ms: float) -> str:
+    """Empty: no time, as of a call that was not made."""
+    if ms >= 1000:
+        return f" {duration(ms / 1000)}"
+    return "" if ms <= 0 else " <0.1 ms" if ms < 0.05 else f" {ms:.1f} ms" if ms < 10 else f" {ms:.0f} ms"
 
 
 def clock(seconds: float) -> str:

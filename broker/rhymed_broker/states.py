@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
 from rhymed.config import Schedule
 from rhymed.errors import InvalidTransition
-from rhymed.messages import Drafting, SampleId
+from rhymed.messages import Call, Drafting, SampleId
 
 State = Literal[
     "new", "waiting", "running", "turned", "acting",
@@ -139,6 +140,7 @@ class Sample:
     oldest = 0  # smallest policy version among its tokens
     drafting: Drafting | None = None  # None: not reported, or not since a restart
     reward: float | None = None
+    calls: Sequence[Call] = ()  # that it made since its last report, while the next one is taken
     points: float | None = None  # what its evaluation, or dynamic sampling, looks at
 
     def __init__(self, id: SampleId) -> None:

@@ -15,11 +15,11 @@ from rhymed.errors import DataError
 from rhymed.history.folder import RunFolder
 from rhymed.history.prompts import by_epoch
 from rhymed.history.responses.pieces import Piece, pieces_of_runs
-from rhymed.history.responses.turns import call_text, loose, summary, titled, unanswered
+from rhymed.history.responses.turns import loose, summary, titled, unanswered
 from rhymed.inputs.rows import prompt_text
 from rhymed.printable import visible
 from rhymed.style import plain_table
-from rhymed.text import parts_text, response_name, step_phrase
+from rhymed.text import call_text, parts_text, response_name, step_phrase
 from rhymed_store.inspect.browse import Browse, Response
 from rhymed_store.inspect.epochs import is_trained, title
 

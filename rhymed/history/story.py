@@ -16,11 +16,13 @@ import msgspec
 
 from rhymed.errors import ConfigError, DataError, RhymedError
 from rhymed.history.folder import RunFolder, open_folder
+from rhymed.history.responses.turns import loose, titled, unanswered
+from rhymed.history.responses.turns import summary as summary_of
 from rhymed.inputs.rows import prompt_text
 from rhymed.logs.filter import stamp
 from rhymed.logs.read import Entry, entries, logs
-from rhymed.messages import EVAL, SampleId
-from rhymed.text import counted, parts_text, readable, step_phrase
+from rhymed.messages import EVAL, SampleId, Session
+from rhymed.text import call_text, counted, parts_text, readable, step_phrase
 from rhymed_store.inspect.browse import Response
 
 WHOLE = re.compile(r"-?\d+/[0-9a-f]{16}/\d+")
@@ -108,8 +110,27 @@ def _kept(run: RunFolder, id: SampleId) -> Iterator[str]:
         if response.info.id == id:
             yield from _written(response)
             return
-    reason = run.browse.drops(id.prompt).get(id)
-    yield f"  dropped  {reason}" if reason else "  the store has no finished response of it"
+    if reason := run.browse.drops(id.prompt).get(id):
+        yield f"  dropped  {reason}"
+        return
+    yield "  the store has no finished response of it"
+    yield from _so_far(run.browse.session(id))
+
+
+def _so_far(session: Session) -> Iterator[str]:
+    """Of a sample in turns that is in progress."""
+    if not session.answers:
+        return
+    whose = "its environment" if session.acts else "the policy"
+    yield f"  turns    {counted(len(session.turns), 'turn')} so far, and {whose} goes on"
+    for number, answer in enumerate(session.answers):
+        calls = "; ".join(map(call_text, answer.calls))
+        name = f"environment, {counted(answer.length, 'token')}" if number else f"prompt, {answer.length} tokens"
+        yield f"           {name}{f': {calls}' if calls else ''}"
+        if number < len(session.turns):
+            yield f"           turn {number + 1}, {counted(session.turns[number].length, 'token')}"
+    if session.begun:
+        yield "           its calls have begun"
 
 
 def _written(response: Response) -> Iterator[str]:
@@ -122,6 +143,11 @@ def _written(response: Response) -> Iterator[str]:
         yield f"  dropped  {response.reason}"
     if response.drafted is not None:
         yield f"  drafts   {int(response.drafted.sum())} of its tokens were accepted drafts"
+    if info.turns:
+        yield f"  turns    {summary_of(response)}"
+        yield from (f"           {title}" for _, title in titled(response))
+        if calls := [*unanswered(response), *loose(response)]:
+            yield f"           calls: {'; '.join(map(call_text, calls))}"
 
 
 def own(entry: Entry, sample: str) -> Entry:
@@ -135,14 +161,30 @@ def own(entry: Entry, sample: str) -> Entry:
     def value(of: list[int] | list[float] | int | None) -> float:
         return of[place] if isinstance(of, list) and place < len(of) else float("nan")
 
+    tokens, drafts = f"{value(entry.tokens):g} tokens", f"{value(entry.accepted):g} of them drafts"
     sentences = {
         "taken": f"takes it{together}",
-        "stored": f"written and stored: {value(entry.tokens):g} tokens, {value(entry.accepted):g} of them drafts",
+        "stored": f"written and stored: {tokens}, {drafts}",
+        "acting": f"takes it to be answered{together}",
         "scoring": f"takes it to be scored{together}",
         "scored": f"scored: {value(entry.rewards):g}",
         "trained": f"trained{of_step}{together}",
     }
+    if entry.turns is not None:
+        calls = entry.calls[place] if entry.calls and place < len(entry.calls) else []
+        sentences |= _of_turn(int(entry.turns[place]), tokens, drafts, "; ".join(calls))
     return msgspec.structs.replace(entry, text=sentences.get(entry.event, entry.text))
+
+
+def _of_turn(number: int, tokens: str, drafts: str, calls: str) -> dict[str, str]:
+    """`number`: from 0; of a complete sample that of its turns."""
+    after = f" after {calls}" if calls else ""
+    return {
+        "turned": f"turn {number + 1} written and stored: {tokens}, {drafts}",
+        "answered": f"turn {number} answered: {tokens}{after}" if number else f"its prompt written: {tokens}",
+        "stored": f"complete: {tokens} in {counted(number, 'turn')}",
+        "rebuilt": f"its environment is made again: {counted(number, 'turn')} repeated",
+    }
 
 
 def around(folder: Path, sample: str, first: str, last: str, workers: set[str]) -> list[Entry]:

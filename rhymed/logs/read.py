@@ -49,9 +49,11 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     samples: list[str] = []
     step: int | None = None
     worker: str = ""
-    tokens: int | list[int] | None = None  # these three are in the order of `samples`
+    tokens: int | list[int] | None = None  # these five are in the order of `samples`
     accepted: list[int] | None = None
     rewards: list[float] | None = None
+    turns: list[int] | None = None  # numbers from 0; of a complete sample, how many
+    calls: list[list[str]] | None = None  # of tools, with their seconds and errors
     error: Error | None = None
     raw: bytes = b""  # the line itself if it is our JSON
 

@@ -17,7 +17,7 @@ from rhymed.messages.fields import (
     Worded,
     WorkerName,
 )
-from rhymed.messages.samples import Holding, Role, SampleId, SampleInfo, Score
+from rhymed.messages.samples import Call, Holding, Role, SampleId, SampleInfo, Score
 from rhymed.messages.usage import Usage
 
 
@@ -62,6 +62,7 @@ class Generated(Message, frozen=True, kw_only=True, tag="generated"):
 
     worker: WorkerName
     samples: list[SampleInfo]
+    calls: list[list[Call]] = []  # that each sample made since its last report; empty: none
 
 
 class Turned(Message, frozen=True, kw_only=True, tag="turned"):
@@ -79,6 +80,7 @@ class Answered(Message, frozen=True, kw_only=True, tag="answered"):
 
     worker: WorkerName
     samples: list[SampleId]
+    calls: list[list[Call]] = []  # as in Generated
 
 
 class Scored(Message, frozen=True, kw_only=True, tag="scored"):

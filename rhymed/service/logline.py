@@ -25,7 +25,7 @@ PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """Format of a line on a terminal."""
 
 MAX_CHARS = 64 << 10  # of a text or a traceback
-FIELDS = ("event", "step", "worker", "tokens", "accepted", "rewards", "reason")
+FIELDS = ("event", "step", "worker", "tokens", "accepted", "rewards", "turns", "calls", "reason")
 """Optional fields of a line, from `extra`; `samples` is another."""
 
 PATTERNS = re.compile(

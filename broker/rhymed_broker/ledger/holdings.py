@@ -9,9 +9,9 @@ Knows no steps but through their samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from rhymed.messages import EVAL, Drafting, Holding, Role, SampleId, SampleInfo, Score
+from rhymed.messages import EVAL, Call, Drafting, Holding, Role, SampleId, SampleInfo, Score
 from rhymed_broker.ledger.actions import Cancel
 from rhymed_broker.ledger.dispatch import Dispatch
 from rhymed_broker.ledger.retries import Retries
@@ -82,6 +82,14 @@ class Holdings:
             return None
         return sample
 
+    def called(self, name: str, ids: Iterable[SampleId], calls: Iterable[Sequence[Call]]) -> None:
+        """The calls that each of these samples made, which an environment worker is about to report otherwise."""
+        for id, made in zip(ids, calls, strict=False):
+            sample = self._samples.get(id)
+            if sample is not None and sample.worker == name and sample.state in ("turned", "acting"):
+                sample.calls = made
+                self._samples.open_steps[id.step].meter.tools.add(made)
+
     def generated(self, name: str, infos: Iterable[SampleInfo], now: float) -> None:
         """Its worker has stored these samples."""
         steps: set[int] = set()
@@ -114,6 +122,7 @@ class Holdings:
             self._retries.acquit(sample)
             sample.begun = True
             self._samples.move(sample, "answered", now, name)
+            sample.calls = ()
             if sample.author in self._workers.by_name:
                 sample.goal = sample.author
                 self._samples.moving[sample] = None
@@ -140,6 +149,7 @@ class Holdings:
             sample.drafting, sample.ahead = info.drafting, info.ahead
             self._samples.counts["tokens"] += info.length
         self._samples.move(sample, "generated", now, name)
+        sample.calls = ()
         if info.id.step < EVAL and info.length:
             self._dispatch.forecast.finished(info.id.step, info.id.prompt, info.length)
         self._samples.refuse_stale(sample, now, max(versions, default=None))

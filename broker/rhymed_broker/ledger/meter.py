@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from rhymed.messages import Score
+from rhymed_broker.ledger.sessions.tools import ToolMeters
 from rhymed_broker.slices import Slices, whole
 from rhymed_broker.states import Sample
 
@@ -66,7 +67,7 @@ class StepMeter:
 
     __slots__ = (
         "complete_at", "errors", "filters", "generated_at", "handed_at", "opened_at", "reports", "rollout", "scorers",
-        "slots_generated", "slots_opened", "timeouts",
+        "slots_generated", "slots_opened", "timeouts", "tools",
     )  # fmt: skip
 
     def __init__(self, now: float, slots: tuple[float, float]) -> None:
@@ -80,6 +81,7 @@ class StepMeter:
         self.errors = 0
         self.timeouts = 0
         self.scorers: defaultdict[str, ScorerMeter] = defaultdict(ScorerMeter)  # by label
+        self.tools = ToolMeters()
         self.filters: dict[str, float] = {}  # metrics of dynamic sampling; empty without it
         self.rollout: dict[str, float] = {}  # the step's metrics when it was handed over
 
@@ -151,6 +153,7 @@ def rollout_slices(step: int, meter: StepMeter, total: Sequence[Sample]) -> Slic
         "reward/timeout_rate": meter.timeouts / max(1, meter.reports),
         **meter.filters,
         **meter.scores(),
+        **meter.tools.read(),
         **drafting,
         **ahead,
         "staleness/mean": _mean(ages),

@@ -57,10 +57,12 @@ class Reports:
         now = time.monotonic()
         match report:
             case Generated():
+                self._ledger.holdings.called(report.worker, [info.id for info in report.samples], report.calls)
                 self._ledger.generated(report.worker, report.samples, now)
             case Turned():
                 self._ledger.holdings.turned(report.worker, report.samples, now)
             case Answered():
+                self._ledger.holdings.called(report.worker, report.samples, report.calls)
                 self._ledger.holdings.answered(report.worker, report.samples, now)
             case Scored():
                 self._ledger.scored(report.worker, report.scores, now)

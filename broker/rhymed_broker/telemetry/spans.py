@@ -1,9 +1,10 @@
 """Turns the moves of samples into finished spans. Pure: events with their times in, spans out.
 
 A step is a root span; each of its traced samples is a span below it, and each state of the sample a span below the
-sample. A span is emitted once, at its end: a state's when the sample leaves it, a sample's when it is trained or
-dropped, a step's when it is closed. Steps that are rolled back emit no span; they are opened again. Knows no
-OpenTelemetry, and stores nothing about samples that are not traced.
+sample. Calls of tools are spans below the state in which the environment answered. Only their seconds are known: they
+are laid one after another before the answer. A span is emitted once, at its end: a state's when the sample leaves it,
+a sample's when it is trained or dropped, a step's when it is closed. Steps that are rolled back emit no span; they
+are opened again. Knows no OpenTelemetry, and stores nothing about samples that are not traced.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class _OpenSample:
     state: str
     since: int
     worker: str
+    turns: int | None  # that the policy wrote; None: unknown, it was in progress when the broker started
 
 
 @dataclass(slots=True)
@@ -93,13 +95,15 @@ class Recorder:
             self._end(sample, open_sample, event, at, who)
         else:
             open_sample.state, open_sample.since, open_sample.worker = sample.state, at, who
+            if event == "turned" and open_sample.turns is not None:
+                open_sample.turns += 1
 
     def _begin(
         self, open_samples: dict[Sample, _OpenSample], sample: Sample, event: Event, at: int, who: str
     ) -> None:
         if not is_traced(self._run, sample.id, self._ratio):
             return
-        open_sample = _OpenSample(at, sample.state, at, "")
+        open_sample = _OpenSample(at, sample.state, at, "", None if sample.begun else 0)
         if event in ENDS:
             self._end(sample, open_sample, event, at, who)
         else:
@@ -111,8 +115,10 @@ class Recorder:
         """Emits the state that ends now."""
         step, state = sample.id.step, open_sample.state
         attributes = _identity(sample) | {"rhymed.event": event}
-        if open_sample.worker and state in ("running", "scoring", "training"):
+        if open_sample.worker and state in ("running", "acting", "scoring", "training"):
             attributes["rhymed.worker"] = open_sample.worker
+        if open_sample.turns is not None and (state == "acting" or event == "turned"):
+            attributes["rhymed.turn"] = open_sample.turns
         if state == "running" and event == "generated":
             attributes |= {"rhymed.tokens": sample.length, "rhymed.version": sample.oldest}
         if state == "scoring" and event == "scored" and sample.reward is not None:
@@ -120,6 +126,18 @@ class Recorder:
         error = who or event if event in ("returned", "dropped") else ""
         id, parent = phase_span_id(self._run, sample.id, state, open_sample.since), span_id(self._run, sample.id)
         self._emit(Span(state, trace_id(self._run, step), id, parent, open_sample.since, at, attributes, error))
+        if state in ("turned", "acting"):
+            self._calls(sample, id, open_sample.since, at)
+
+    def _calls(self, sample: Sample, parent: str, since: int, at: int) -> None:
+        """Named and described as OpenTelemetry's conventions for tools of agents have it."""
+        end, trace = at, trace_id(self._run, sample.id.step)
+        for place, call in reversed(list(enumerate(sample.calls))):
+            start = max(since, end - int(call.seconds * 1e9))
+            attributes = _identity(sample) | {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": call.name}
+            id = phase_span_id(self._run, sample.id, f"call {place}", since)
+            self._emit(Span(f"execute_tool {call.name}", trace, id, parent, start, end, attributes, call.error))
+            end = start
 
     def _end(
         self, sample: Sample, open_sample: _OpenSample, event: Event | Literal["graded"], at: int, who: str

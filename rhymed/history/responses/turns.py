@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from rhymed.messages import Call, Fork
-from rhymed.text import counted, duration
+from rhymed.text import call_text, counted
 from rhymed_store.inspect.browse import Response
 from rhymed_workers.trainer.turns import problem
 
@@ -82,18 +82,6 @@ def summary(response: Response) -> str:
         *([] if info.earned is None else [f"{info.earned:g} earned"]),
     ]
     return ", ".join(parts)
-
-
-def call_text(call: Call) -> str:
-    """`calculate 3 ms`, with its error."""
-    return f"{call.name}{_spent(1000 * call.seconds)}{f', failed: {call.error}' if call.error else ''}"
-
-
-def _spent(ms: float) -> str:
-    """Empty: no time, as of a call that was not made."""
-    if ms >= 1000:
-        return f" {duration(ms / 1000)}"
-    return "" if ms <= 0 else " <0.1 ms" if ms < 0.05 else f" {ms:.1f} ms" if ms < 10 else f" {ms:.0f} ms"
 
 
 def fork_text(run: Run, forks: Sequence[Fork]) -> str:

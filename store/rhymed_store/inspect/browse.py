@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.messages import Call, Drawn, SampleId, SampleInfo, SampleState
+from rhymed.messages import Call, Drawn, GetSessions, SampleId, SampleInfo, SampleState, Session
 from rhymed.printable import line
 from rhymed_store.codec import frames, masks, records, scoreparts, tokenstats
 from rhymed_store.codec.records import Record, Tokens
@@ -20,6 +20,7 @@ from rhymed_store.codec.tokenstats import TokenStats
 from rhymed_store.codec.turns import Finished
 from rhymed_store.database import sessions
 from rhymed_store.database.reads import Reads, SampleRecord
+from rhymed_store.database.sessions import SessionReads
 from rhymed_store.inspect.columns import SampleColumns, read_columns
 
 LAST = b"\xff" * 6  # step and index of a sample key
@@ -151,6 +152,16 @@ class Browse(Reads):
                 found[records.sample_at(cursor.key(), prompt)] = _shown(bytes(cursor.value()))
                 there = cursor.next()
         return found
+
+    def session(self, sample: SampleId) -> Session:
+        """A sample in turns that is in progress; without answers and turns if it is not."""
+        found, _ = SessionReads(self._database).sessions(GetSessions(samples=[sample], logprobs=True))
+        return found.sessions[0]
+
+    def in_progress(self) -> list[SampleId]:
+        """Samples that have answers or turns, and are not complete."""
+        with self._database.read() as txn:
+            return [entry.id for entry in sessions.in_progress(txn, self._tables, b"\0")]
 
     def begins(self) -> int:
         """The first step that the store may have: later than 0 if its run was resumed without history."""

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.messages import Drawn, GetSamples, SampleId, Samples
+from rhymed.messages import Drawn, GetSamples, SampleId, Samples, Session
 from rhymed_store.codec.tokenstats import TokenStats
 from rhymed_store.database.reads import SampleRecord
 from rhymed_store.database.tables import Reader
@@ -115,6 +115,12 @@ class ShardedBrowse(Browse):
         return merge.restored(
             (own, self._stores[number].drafted([found[place] for place in own])) for number, own in places.items()
         )
+
+    def session(self, sample: SampleId) -> Session:
+        return self._of(sample.prompt).session(sample)
+
+    def in_progress(self) -> list[SampleId]:
+        return [sample for part in self._stores for sample in part.in_progress()]
 
     def begins(self) -> int:
         return max(part.begins() for part in self._stores)

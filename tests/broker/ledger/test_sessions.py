@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from rhymed.messages import Drafting, JournalEntry, SampleId
+from rhymed.messages import Call, Drafting, JournalEntry, SampleId
 from rhymed_broker.ledger.actions import Act, Action, Assign, Close, Load, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.states import Rules
@@ -51,6 +51,34 @@ def test_a_sample_goes_to_and_fro_until_its_environment_ends_it(story: Turns) ->
     assert sample is not None
     assert (sample.length, sample.drafting) == (25, Drafting(4, 6, 2, 2.0, 4.0, 1.0))
     assert story.ledger.samples.counts["tokens"] == 20, "of the policy"
+
+
+def test_the_calls_of_a_step_are_its_metrics(story: Turns) -> None:
+    story.begin(SmallPlan(steps=1))
+    story.join("environment-0", "environment")
+    story.join("w", "rollout")
+    holdings, meter = story.ledger.holdings, story.ledger.samples.open_steps[0].meter
+    story.answered("environment-0", A0, A1)
+    assert meter.tools.read() == {}
+    story.turned("w", A0, A1)
+    add, broken = Call(name="add", seconds=0.25), Call(name="add", seconds=0.75, error="too large")
+    unknown = Call(name="multiply", error="there is no tool 'multiply'")
+    holdings.called("someone", [A0], [[add]])
+    holdings.called("environment-0", [A0, A1], [[add, unknown], [broken]])
+    story.answered("environment-0", A0, A1)
+    holdings.called("environment-0", [A0, A1], [[add], [add]])  # repeated: the samples are with the policy
+    assert meter.tools.read() == {
+        "tools/calls": 3.0, "tools/error_rate": pytest.approx(2 / 3), "tools/refused_rate": pytest.approx(1 / 3),
+        "timing_s/call": 0.5, "timing_s/call_max": 0.75,
+        "tools/add/calls": 2.0, "tools/add/error_rate": 0.5, "timing_s/call/add": 0.5,
+    }  # fmt: skip
+    sample = story.ledger.samples.get(A0)
+    assert sample is not None
+    assert sample.calls == ()
+    story.turned("w", A0, A1)
+    many = [[Call(name=f"tool-{number}", seconds=1.0) for number in range(100)]]
+    holdings.called("environment-0", [A0], many)
+    assert len([name for name in meter.tools.read() if name.startswith("tools/tool-")]) == 2 * 63, "a bounded number"
 
 
 def test_a_step_is_generated_when_no_sample_goes_on(story: Turns) -> None:

@@ -11,12 +11,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rhymed.config import Config
-from rhymed.messages import SampleId
+from rhymed.messages import Call, SampleId
+from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.states import Rules
 from rhymed_broker.telemetry.ids import is_traced, span_id, trace_id
 from rhymed_broker.telemetry.otlp import Exporter, endpoint, readable, sender
 from rhymed_broker.telemetry.spans import Recorder, Span
 from tests.broker.cluster import Cluster, changed, until
-from tests.broker.ledger.stories import SmallPlan, Story
+from tests.broker.ledger.stories import SmallPlan, Story, info
 
 EPOCH = 1_000_000_000_000_000_000
 IDS = SmallPlan().samples(0)
@@ -72,6 +74,51 @@ def test_a_sample_leaves_a_span_for_each_state_below_its_own_below_its_steps(sto
     assert isinstance(samples[0].attributes["rhymed.reward"], float)
     assert len({span.id for span in spans}) == len(spans)
     assert not any(span.error for span in spans)
+
+
+def test_turns_and_calls_are_spans(spans_in_turns: list[Span]) -> None:
+    own = [span for span in spans_in_turns if span.attributes.get("rhymed.sample") == str(IDS[0])]
+    sample = next(span for span in own if span.name == "sample")
+    phases = [span for span in own if span.parent == sample.id]
+    names = ["turned", "acting", "waiting", "running", "turned", "acting", "waiting", "running", "turned", "acting"]
+    assert [span.name for span in phases][: len(names)] == names
+    assert [span.attributes.get("rhymed.turn") for span in phases[: len(names)]] == [
+        None, 0, None, 0, None, 1, None, 1, None, 2,
+    ]  # fmt: skip
+    acting = phases[5]
+    assert acting.attributes["rhymed.worker"] == "environment-0"
+    first, second = [span for span in own if span.parent == acting.id]
+    assert [first.name, second.name] == ["execute_tool divide", "execute_tool add"]
+    assert (first.end_ns, first.start_ns, second.start_ns) == (
+        acting.end_ns, acting.end_ns - 500_000_000, acting.end_ns - 750_000_000,
+    )  # fmt: skip
+    assert (first.error, first.attributes["gen_ai.tool.name"]) == ("division by zero", "divide")
+    assert len({span.id for span in spans_in_turns}) == len(spans_in_turns)
+
+
+@pytest.fixture
+def spans_in_turns() -> list[Span]:
+    """Of two turns, of which the first makes two calls."""
+    story, found = Story(Ledger(Rules(environment=True))), list[Span]()
+    story.ledger.samples.watcher = Recorder("r", found.append, epoch_ns=EPOCH)
+    story.begin(SmallPlan(steps=1))
+    story.join("environment-0", "environment", slots=8)
+    story.join("rollout-0", "rollout", slots=8)
+    calls = [Call(name="add", seconds=0.25), Call(name="divide", seconds=0.5, error="division by zero")]
+    for made in ([], calls):
+        story.now += 1
+        story.ledger.holdings.called("environment-0", IDS, [made, []])
+        story.ledger.holdings.answered("environment-0", IDS, story.now)
+        story.drain()
+        story.now += 1
+        story.ledger.holdings.turned("rollout-0", [info(id) for id in IDS], story.now)
+        story.drain()
+    story.now += 1
+    story.generated("environment-0", *IDS)
+    story.join("reward-0", "reward", slots=8)
+    story.scored("reward-0", *IDS)
+    story.trained(0)
+    return found
 
 
 def test_a_lost_worker_and_a_drop_are_errors_of_their_spans(story: Story, spans: list[Span]) -> None:

@@ -6,8 +6,9 @@ import msgspec
 import numpy as np
 
 from rhymed.history.responses.pieces import Piece, pieces_of_runs
-from rhymed.history.responses.turns import call_text, fork_text, loose, runs_of, summary, titled, unanswered
+from rhymed.history.responses.turns import fork_text, loose, runs_of, summary, titled, unanswered
 from rhymed.messages import Call, Fork, SampleId, SampleInfo
+from rhymed.text import call_text
 from rhymed_store.inspect.browse import Response
 
 ID = SampleId(0, "00000000000000aa", 0)

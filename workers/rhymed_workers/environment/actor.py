@@ -9,6 +9,7 @@ idempotent; otherwise the policy reads that they were interrupted. Those of an e
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -17,7 +18,9 @@ from rhymed.config import Config
 from rhymed.errors import EnvironmentFailed
 from rhymed.inputs import render
 from rhymed.inputs.rows import Row
+from rhymed.service.logline import cause
 from rhymed.service.retry import retry
+from rhymed.text import call_text, counted
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import StoredSession, begin_calls, get_session, put_answer
 from rhymed_workers.environment.pool import Environments, Opened
@@ -25,6 +28,8 @@ from rhymed_workers.environment.protocol import Stepped
 from rhymed_workers.sessions.calls import Read
 from rhymed_workers.sessions.dialogue import Dialogue
 from rhymed_workers.sessions.finish import complete_sample
+
+log = logging.getLogger(__name__)
 
 INTERRUPTED = "interrupted: the call had begun when its process ended, and may have been made; it is not made again"
 
@@ -42,6 +47,7 @@ class Actor:
         )
         self.calls = self.errors = self.rebuilt = 0
         self._opened: set[messages.SampleId] = set()  # by class: tools have no state
+        self.unreported: dict[messages.SampleId, list[messages.Call]] = {}  # calls; who reports the sample takes them
 
     @property
     def open(self) -> list[messages.SampleId]:
@@ -132,12 +138,23 @@ class Actor:
         if not self._settings.replay:
             raise EnvironmentFailed("its environment was lost, and environment.replay is false")
         await self._open(id)
+        repeated = len(stored.turns) - 1
+        if repeated:
+            more = cause("rebuilt", [id], turns=[repeated])
+            log.info(
+                "sample %s: its environment is made again, %s repeated", id, counted(repeated, "turn"), extra=more
+            )
         for turn in stored.turns[:-1]:
             await self._pool.step(str(id), self._dialogue.read(turn.tolist()), last=False)
         self.rebuilt += len(stored.turns) > 1
 
     async def _put(self, id: messages.SampleId, number: int, answer: messages.Answer, tokens: Sequence[int]) -> None:
         await retry(lambda: put_answer(self._store, id, number, answer, tokens), "storing an answer")
+        if answer.calls:
+            self.unreported[id] = answer.calls
+        calls = [call_text(call) for call in answer.calls]
+        more = cause("answered", [id], turns=[number], tokens=[answer.length], calls=[calls])
+        log.info("answer %d of sample %s: %s", number, id, counted(answer.length, "token"), extra=more)
 
 
 def _interrupted(read: Read) -> Stepped:

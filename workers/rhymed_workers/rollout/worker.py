@@ -264,7 +264,8 @@ class RolloutWorker(Service):
         partials = await retry(lambda: self._store.get_partials([id]), "reading a partial sample")
         tokens = partials[id].tolist() if id in partials else ()
         more = cause("begun", [id], tokens=len(tokens))
-        log.info("sample %s continues from %d tokens in the store", id, len(tokens), extra=more)
+        if len(tokens):  # of a sample in turns, the turn may only begin
+            log.info("sample %s continues from %d tokens in the store", id, len(tokens), extra=more)
         return tokens
 
     async def _report_parked(self, id: messages.SampleId) -> None:
