@@ -165,14 +165,15 @@ class EnvironmentWorker(Service):
         return await self._actor.act(id)
 
     async def _report(self, id: messages.SampleId, info: messages.SampleInfo | None) -> None:
-        calls = [made] if (made := self._actor.unreported.pop(id, None)) else []
+        made = self._actor.unreported.pop(id, None) if isinstance(self._actor, Actor) else None
+        calls = [made] if made else []
         if info is None:
             answered = messages.Answered(worker=self.name, samples=[id], calls=calls)
             await self._membership.report(answered, "reporting an answer")
             return
         generated = messages.Generated(worker=self.name, samples=[info], calls=calls)
         await self._membership.report(generated, "reporting a complete sample")
-        more = cause("stored", [id], tokens=[info.length], turns=[(len(info.turns) + 1) // 2])
+        more = cause("stored", [id], tokens=[info.length], turns=[info.turn_count])
         log.info("sample %s is complete: %s in its turns", id, counted(info.length, "token"), extra=more)
 
     async def _give_back(self, id: messages.SampleId, reason: str, *, retry: bool) -> None:
