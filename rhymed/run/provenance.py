@@ -105,7 +105,7 @@ def files(config: Config) -> dict[str, str]:
     named = [*(one.scorer for one in config.reward.all), config.environment.tools, config.environment.factory]
     code = [one.rpartition(":")[0] for one in named]
     digests = {}
-    for path in (*data, *(file for file in code if file.endswith(".py"))):
+    for path in (*data, *(file for file in code if file.endswith(".py")), *_words(config.environment.command)):
         expanded = os.path.expanduser(path)
         if not os.path.isfile(expanded):  # reading a pipe would empty it
             continue
@@ -113,6 +113,14 @@ def files(config: Config) -> dict[str, str]:
             small = os.fstat(file.fileno()).st_size <= LARGEST
             digests[path] = hashlib.file_digest(file, "sha256").hexdigest() if small else ""
     return digests
+
+
+def _words(command: str) -> list[str]:
+    """Of a command line; those that are files are the program's."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return []
 
 
 def machine() -> dict[str, str]:

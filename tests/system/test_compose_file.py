@@ -12,6 +12,7 @@ yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]
 ALWAYS = {"keys", "prepare", "store", "broker", "reward", "dashboard", "report"}
 OWN = {"store": "store", "broker": "broker", "reward": "reward", "trainer": "trainer", "rollout": "rollout"}
+OWN |= {"environment": "environment"}  # of the profile "agents"
 OWN |= {"rollout-gpu": "rollout", "trainer-gpu": "trainer", "dashboard": "viewer", "report": "viewer"}
 
 
@@ -27,6 +28,13 @@ def started(file: dict[str, Any], profile: str) -> set[str]:
 @pytest.mark.parametrize(("profile", "end"), [("cpu", ""), ("gpu", "-gpu")])
 def test_a_profile_has_every_part_of_a_run_once(file: dict[str, Any], profile: str, end: str) -> None:
     assert started(file, profile) == ALWAYS | {f"rollout{end}", f"trainer{end}"}
+
+
+def test_tools_and_environments_have_a_worker_where_it_is_asked_for(file: dict[str, Any]) -> None:
+    assert started(file, "agents") - ALWAYS == {"environment"}
+    text = "\n".join(file["services"]["keys"]["command"])
+    assert " environment " in text
+    assert "key-environment:/keys/environment" in file["services"]["keys"]["volumes"]
 
 
 def test_a_trainer_is_reached_under_the_same_name_on_either_device(file: dict[str, Any]) -> None:
@@ -73,8 +81,9 @@ def test_what_serves_or_works_tells_how_it_is_and_every_volume_is_known(file: di
     assert {name for name in named if name[0] not in "./$"} == set(file["volumes"])
 
 
-def test_the_reward_sees_neither_the_run_nor_the_outside(file: dict[str, Any]) -> None:
-    reward = file["services"]["reward"]
+@pytest.mark.parametrize("service", ["reward", "environment"])
+def test_what_runs_code_of_users_sees_neither_the_run_nor_the_outside(file: dict[str, Any], service: str) -> None:
+    reward = file["services"][service]
     assert reward["networks"] == ["inside"]
     assert file["networks"]["inside"] == {"internal": True}
     assert "run:/runs" not in reward["volumes"]
