@@ -106,6 +106,21 @@ def test_files_of_data_and_rewards_are_told_apart_by_what_is_in_them(
     assert provenance.files(Config()) == {}, "generated data and a scorer of ours have no file"
 
 
+def test_files_of_tools_environments_and_programs_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("tools.py", "game.py", "agent.py", "cases.json"):
+        Path(name).write_text(name)
+    digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("tools.py", "game.py", "agent.py")}
+    both = Config.model_validate({"environment": {"tools": "tools.py:a,b", "factory": "game.py:Game"}})
+    assert provenance.files(both) == {name: digest[name] for name in ("tools.py", "game.py")}
+    program = Config.model_validate({"environment": {"command": "python agent.py --level 3"}})
+    assert provenance.files(program) == {"agent.py": digest["agent.py"]}
+    assert provenance.files(Config.model_validate({"environment": {"factory": "skyrl_gym:gsm8k"}})) == {}
+    assert provenance.files(Config.model_validate({"environment": {"command": "broken 'quote"}})) == {}
+
+
 def test_a_start_of_an_earlier_release_is_read(tmp_path: Path) -> None:
     (tmp_path / "starts.jsonl").write_text(
         '{"t": 1.0, "command": "rhymed run", "folder": "/", "versions": {}, "machine": {}}\n'

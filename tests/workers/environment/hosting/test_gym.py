@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from rhymed.config import Config
 from rhymed.errors import EnvironmentFailed
 from tests.workers.environment.hosting.hosts import CHAT, hosted
 
@@ -41,3 +43,16 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
         pass
     with hosted(tmp_path, place="skyrl_gym:gsm8k") as asked, pytest.raises(AssertionError, match="reward_spec"):
         asked.open("{}")
+
+
+def test_the_example_is_one_of_theirs(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[4] / "examples/skyrl"
+    config = Config.model_validate(tomllib.loads((folder / "config.toml").read_text()))
+    for name, count in (("train", 32), ("held_out", 8)):
+        lines = (folder / f"{name}.jsonl").read_text().splitlines()
+        assert len(lines) == count
+        with hosted(tmp_path, place=config.environment.factory, max_turns=config.environment.max_turns) as asked:
+            for line in lines:
+                asked.open(line)
+                right = json.loads(line)["reward_spec"]["ground_truth"]
+                assert asked.step(text=f"#### {right}").reward == 1.0
