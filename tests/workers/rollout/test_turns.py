@@ -15,7 +15,7 @@ from rhymed_store.service import StoreService
 from rhymed_store.sessions import NewTurn, put_answer, put_turns
 from rhymed_workers.engines.base import Sampling, turn_seed
 from rhymed_workers.rollout.generation import ActiveSample, _of_turn
-from rhymed_workers.rollout.turns import Sessions
+from rhymed_workers.rollout.turns import Sessions, slots_of
 from tests.store.stores import PROMPT
 
 ID = SampleId(0, PROMPT, 0)
@@ -75,3 +75,9 @@ async def test_turns_of_programs_have_the_key_of_what_they_asked(client: StoreCl
 async def test_the_first_call_of_a_program_has_its_prompts_key_too(client: StoreClient) -> None:
     await write(client, 0, [1, 2], None)
     assert _of_turn(await begun(client, 10), SAMPLING).seed == turn_seed(5, [1, 2], [])
+
+
+def test_a_few_samples_in_turns_wait_where_they_will_be_written() -> None:
+    rollout = {"max_concurrency": 32}
+    assert slots_of(Config.model_validate({"rollout": rollout})) == 32
+    assert slots_of(Config.model_validate({"rollout": rollout, "environment": {"tools": "tools.py:add"}})) == 36

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from rhymed import messages
+from rhymed.config import Config
 from rhymed.histospec.drafts.yields import accepted
 from rhymed.service.logline import cause
 from rhymed.service.retry import retry
@@ -20,6 +21,15 @@ from rhymed_workers.engines.base import DraftReport
 from rhymed_workers.rollout.generation import ActiveSample
 
 log = logging.getLogger(__name__)
+
+READY_SHARE = 8  # one sample in turns waits here for so many that the engine writes
+
+
+def slots_of(config: Config) -> int:
+    """Samples that a worker has at once. Where they have turns, a few of them wait for the engine: when a turn ends,
+    the next one is here, and has been read."""
+    most = config.rollout.max_concurrency
+    return most + (most // READY_SHARE if config.environment.active else 0)
 
 
 class Sessions:

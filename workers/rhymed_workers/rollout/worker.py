@@ -38,6 +38,7 @@ from rhymed_workers.rollout.history import history_loader
 from rhymed_workers.rollout.partials import PartialSaver
 from rhymed_workers.rollout.prompts import contexts
 from rhymed_workers.rollout.reports import Reporter
+from rhymed_workers.rollout.turns import slots_of
 from rhymed_workers.rollout.weights import WeightLoader
 from rhymed_workers.weights.fetch import Fetcher, RelayOptions
 
@@ -194,7 +195,7 @@ class RolloutWorker(Service):
             worker=self.name,
             host=socket.gethostname(),
             pid=os.getpid(),
-            slots=self._config.rollout.max_concurrency,
+            slots=slots_of(self._config),
             version=self.engine.version,
             life=self._weights.life,
             holding=list(self._active),
