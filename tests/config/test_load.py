@@ -244,6 +244,7 @@ def test_a_mistyped_file_is_guessed(file: Any, tmp_path: Path) -> None:
         (["reward.scorer=judge", "reward.judge.url=http://x"], "reward.judge.model is missing"),
         ([*JUDGE, "reward.answer=tag"], "a judge reads the whole response"),
         ([*JUDGE, "reward.args={ a = 1 }"], "scorer judge has no arguments"),
+        ([*JUDGE, "reward.judge.url=http://x:99999/v1"], "Port out of range"),
         ([*JUDGE, "reward.judge.range=[1, 1]"], "write [least, most]"),
         ([*JUDGE, "reward.judge.rubric=Rate it."], "the rubric must name {response}"),
         ([*JUDGE, "reward.judge.pattern=("], "read = 'regex' and pattern belong together"),

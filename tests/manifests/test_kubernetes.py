@@ -100,6 +100,9 @@ def test_policies_admit_what_compose_connects_and_a_reward_reaches_nothing_else(
     reward = one["NetworkPolicy", "reward"]["spec"]
     assert reward["policyTypes"] == ["Ingress", "Egress"]
     assert [port["port"] for rule in reward["egress"] for port in rule["ports"]] == [5550, 5551, 53, 53]
+    judge = {"url": "https://api.example.com/v1", "model": "m"}
+    other = found(Config.model_validate({"reward": {"scorer": "judge", "judge": judge}}))
+    assert other["NetworkPolicy", "reward"]["spec"]["egress"][-1] == {"ports": [{"protocol": "TCP", "port": 443}]}
 
 
 def test_the_scaler_asks_for_as_many_workers_as_the_work_occupies() -> None:

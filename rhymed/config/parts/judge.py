@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -89,6 +90,12 @@ class Judge(Section):
         return (0.0, 10.0) if self.api == "chat" else None
 
     @property
+    def port(self) -> int:
+        """Of its server."""
+        address = urlsplit(self.url)
+        return address.port or (443 if address.scheme == "https" else 80)
+
+    @property
     def longest_s(self) -> float:
         """From the first attempt of a request to the end of its last one."""
         return self.patience_s + self.timeout_s
@@ -102,6 +109,10 @@ class Judge(Section):
             raise ValueError(f"{changed[0]} is for api = 'chat'; a reward model reads the prompt and the response")
         if self.rubric_file and "rubric" in changed:
             raise ValueError("rubric and rubric_file cannot be combined: leave one out")
+        try:
+            _ = self.port
+        except ValueError as error:
+            raise ValueError(f"url = {self.url!r}: {error}") from None
         if problem := rubric_problem(self.rubric):
             raise ValueError(problem)
         if self.words and self.range:

@@ -1,7 +1,8 @@
 """Who reaches whom, as in docker-compose.yml. Pure.
 
 Each part accepts connections of the parts that need it alone. Reward workers, which may run a model's code, reach
-nothing but broker, store and the names' service. A policy has an effect only where the cluster's network enforces it.
+nothing but broker, store, the names' service and the ports of judges. A policy has an effect only where the cluster's
+network enforces it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def policies(config: Config, options: Options) -> list[Manifest]:
         {"to": _pods(config, ("store",)), "ports": _tcp(STORE_PORT)},
         {"to": [NAMES], "ports": [{"protocol": "UDP", "port": 53}, *_tcp(53)]},
     ]
+    inside += [{"ports": _tcp(judge.port)} for judge in config.reward.judges]
     found[-1]["spec"] |= {"egress": inside, "policyTypes": ["Ingress", "Egress"]}
     return found
 

@@ -163,7 +163,8 @@ def find_environment(settings: Environment, runner: Runner) -> RemoteHost:
     try:
         return RemoteHost(*asyncio.run(find()), settings, runner)
     except EnvironmentFailed as error:
-        raise EnvironmentFailed(f"environment.url = {settings.url!r}: {error}") from None
+        place = "" if settings.url in str(error) else f"{settings.url}: "
+        raise EnvironmentFailed(f"environment.url: {place}{error}") from None
 
 
 def _seed(row: Mapping[str, Any]) -> int:
