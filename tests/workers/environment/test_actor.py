@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rhymed.config import Config
-from rhymed.messages import EVAL, SampleId, Turn
+from rhymed.messages import SampleId, Turn
 from rhymed.run.layout import layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
@@ -220,14 +220,6 @@ async def test_an_environment_that_missed_turns_is_rebuilt(worker: Make, client:
         info = await other.act(ONE)
         assert info is not None
         assert info.earned == 3.0
-
-
-async def test_environments_of_samples_that_ended_elsewhere_are_closed(worker: Make, client: StoreClient) -> None:
-    """When a step is begun that opens only after theirs is trained."""
-    async with worker(factory="Counter") as actor:
-        for step in (0, EVAL, 2):
-            await actor.act(SampleId(step, ONE.prompt, 0))
-        assert sorted(actor._pool.opened) == [f"{EVAL}/{ONE.prompt}/0", f"2/{ONE.prompt}/0"]
 
 
 async def test_an_environment_that_may_have_seen_a_turn_twice_is_rebuilt(

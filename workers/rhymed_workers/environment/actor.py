@@ -84,20 +84,11 @@ class Actor:
 
     async def _open(self, id: messages.SampleId) -> Opened:
         """Makes the sample's environment."""
-        await self._pool.close_all([name for name in self._pool.opened if self._is_over(name, id)])
         (row,) = await retry(lambda: self._store.get_prompts([id.prompt]), "reading a prompt")
         if self._settings.factory:
             self._opened.add(id)
         chat = render.messages(self._config.data, f"prompt {id.prompt}", row)
         return await self._pool.open(str(id), row, chat)
-
-    def _is_over(self, name: str, id: messages.SampleId) -> bool:
-        """Of a sample that ended with another worker, or was dropped: its step is trained if that of `id` is open."""
-        step, reach = (
-            int(name.partition("/")[0]),
-            self._config.schedule.max_staleness + self._config.schedule.run_ahead,
-        )
-        return step // messages.EVAL == id.step // messages.EVAL and step < id.step - reach
 
     async def _answer(self, id: messages.SampleId, stored: StoredSession) -> bool:
         """Answers the last turn. Returns whether it was the sample's last one."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 from rhymed.config import Config
@@ -116,14 +115,6 @@ class Environments:
             except EnvironmentFailed as error:
                 log.warning("closing the environment of %s: %s", name, error)
             process.names.pop(name, None)
-
-    @property
-    def opened(self) -> list[str]:
-        """Samples whose environments are here."""
-        return [name for process in self._processes for name in process.names]
-
-    async def close_all(self, names: Iterable[str]) -> None:
-        await asyncio.gather(*map(self.close, names))
 
     async def _ask(self, process: EnvironmentProcess, request: Request) -> Answer:
         try:
