@@ -45,6 +45,8 @@ LONGEST = (
     "system/test_colocate",
     "workers/trainer/teacher/test_vllm",
     "stress/test_chaos",
+    "stress/test_agents",
+    "system/test_turns",
     "hostile/disk/test_storms",
     "hostile/disk/test_cuts",
     "api/test_training",

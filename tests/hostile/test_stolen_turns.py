@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -76,8 +77,11 @@ async def test_a_rollout_key_changes_no_turn_that_there_is(locked: Locked) -> No
 
 
 async def test_a_rollout_key_can_end_a_sample_as_one_response_which_earned_nothing(locked: Locked) -> None:
-    """Before its environment worker does; the environment's reward stays out of reach."""
-    thief = locked.store("rollout")
+    """Before its environment worker has begun it; the environment's reward stays out of reach."""
+    thief, two = locked.store("rollout"), SampleId(0, PROMPT, 1)
+    await put_answer(locked.store("environment"), two, 0, Answer(length=1), [7])
+    begun = NewSample(msgspec.structs.replace(whole().info, id=two), [7], [1, 2], [-1.0, -1.0])
+    assert "is written in turns" in str(await refused(thief.put_samples([begun])))
     await thief.put_samples([whole()])
     assert (await get_session(locked.store("environment"), ONE)).session.stored
     (found,) = await locked.store("reward").get_samples([ONE])

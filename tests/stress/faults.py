@@ -76,6 +76,8 @@ class FaultSchedule:
 class FaultInjector:
     """`outcome = await FaultInjector(run, faults, throughput).run()`: until the run has finished."""
 
+    measures = True  # the tokens that running samples lose
+
     def __init__(self, run: LiveRun, faults: FaultSchedule, throughput: Throughput) -> None:
         self._run, self._schedule, self._throughput = run, faults, throughput
         self._watch = Watch(run)
@@ -140,7 +142,7 @@ class FaultInjector:
         if victim is None:
             return
         number = {"stop": signal.SIGSTOP, "term": signal.SIGTERM}.get(kind, signal.SIGKILL)
-        before = held(self._watch, self._run.config, {victim.pid}) if kind == "rollout" else []
+        before = held(self._watch, self._run.config, {victim.pid}) if self.measures and kind == "rollout" else []
         fault = Fault(f"{kind} {victim.role}" if kind in ("stop", "term") else kind, time.monotonic(), victim.name)
         if not send(victim.pid, number):
             return
@@ -155,12 +157,13 @@ class FaultInjector:
             fault.losses = lost(self._run, before)
 
     async def _kill_all(self) -> None:
-        before = held(self._watch, self._run.config, {part.pid for part in self._run.parts()})
+        every = {part.pid for part in self._run.parts()}
+        before = held(self._watch, self._run.config, every) if self.measures else []
         fault = Fault("all", time.monotonic())
         self._run.kill_all()
         self._outcome.faults.append(fault)
         self._print_fault(fault, self._run.pid)
-        fault.losses = lost(self._run, before)
+        fault.losses = lost(self._run, before) if before else []
         self._run.start(resume=True)
 
     async def _victim(self, kind: str) -> Part | None:

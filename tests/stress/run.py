@@ -45,7 +45,7 @@ LOOK_S = 0.2
 ASK_S = 1.0
 END_S = 60.0
 ROLES = ("store", "broker", "trainer", "rollout", "environment", "reward", "scorer", "tool", "engine")
-TOOLS = "rhymed_workers.environment.child"  # in the command line of the jail of a process with tools
+TOOLS = "rhymed_workers.environment.hosting.child"  # in the command line of the jail of a process with tools
 ENGINE = "EngineCore"  # in the name of the process that vLLM starts for it
 
 

@@ -53,6 +53,8 @@ def plain(file: Path) -> tuple[LiveRun, dict[str, Told]]:
 
 
 class Injector(FaultInjector):
+    measures = False
+
     async def _inject_all(self) -> None:
         """Begins when a step is trained: the processes have something to lose."""
         while self._run.status is None and (self._watch.queues is None or not self._watch.queues.step):
@@ -109,7 +111,8 @@ def test_a_run_with_environments_is_the_same_when_everything_dies(tmp_path: Path
 @needs("vllm")
 @pytest.mark.parametrize("kind", ["tools=push,total", "factory=Box"])
 def test_a_model_is_trained_on_the_same_turns_when_everything_dies(tmp_path: Path, kind: str) -> None:
-    """To the last bit: the log-probs with which turns were stored weigh their tokens in the loss."""
+    """Tokens to the last bit, losses and weights up to rounding: the keys and values of earlier turns were made token
+    by token where the turns were written, and all at once where another worker took the sample over."""
     write_calling_model(tmp_path / "model")
     setting, names = kind.split("=")
     engine = {
@@ -119,7 +122,7 @@ def test_a_model_is_trained_on_the_same_turns_when_everything_dies(tmp_path: Pat
     }
     calm, first = plain(write(tmp_path, "plain", STEPS, **merged(engine, PLAIN)))
     busy = merged(engine, BUSY, {"rollout": {"workers": 2}, "drafts": {"budget": "fixed"}})
-    run, other, outcome = sieged(write(tmp_path, "sieged", STEPS, **busy), 2 * len(KILLED), 8.0)
+    run, other, outcome = sieged(write(tmp_path, "sieged", STEPS, **busy), 2 * len(KILLED), 2.0)
     assert len(outcome.faults) >= len(KILLED)
     assert_same(first, other, STEPS)
     assert_whole(run, STEPS)
@@ -131,13 +134,14 @@ def assert_same_training(plain: Path, other: Path) -> None:
 
     rows, others = losses(plain), losses(other)
     assert rows.keys() == others.keys()
-    assert [step for step in rows if rows[step] != others[step]] == [], "losses differ"
-    mismatch = [row["mismatch_kl/mean"] for row in rows.values()]
+    for step, row in rows.items():
+        assert row == pytest.approx(others[step], rel=1e-4, abs=1e-6), f"losses of step {step}"
+    mismatch = [row["mismatch_kl/mean"] for row in [*rows.values(), *others.values()]]
     assert all(0 <= value < 1e-4 for value in mismatch), mismatch
     one, two = (load_file(folder / f"checkpoints/step-{STEPS:06d}/model.safetensors") for folder in (plain, other))
     assert one.keys() == two.keys()
     for name, weight in one.items():
-        np.testing.assert_array_equal(weight, two[name], err_msg=name)
+        np.testing.assert_allclose(weight, two[name], rtol=0, atol=1e-4, err_msg=name)
 
 
 def losses(folder: Path) -> dict[int, dict[str, float]]:

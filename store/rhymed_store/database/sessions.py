@@ -114,6 +114,14 @@ class SessionWrites:
         batch.txn.put(key, turns.pack(key, Entry(attempt=message.attempt)), db=self._tables[ENTRIES])
         return False
 
+    def check_whole(self, txn: Any, infos: Sequence[messages.SampleInfo]) -> None:
+        """Raises `MalformedMessage` for a sample that was begun in turns and is to be stored as one response."""
+        if not txn.stat(self._tables[ENTRIES])["entries"]:
+            return
+        for info in infos:
+            if not info.turns and next(_sound(txn, self._tables, records.journal_key(info.id)), None) is not None:
+                raise MalformedMessage(f"sample {info.id} is written in turns: it is stored with them, when they end")
+
     def finish(self, txn: Any, info: messages.SampleInfo) -> None:
         """The sample is stored: what is kept of its turns, and the rest is deleted."""
         key, low = records.sample_key(info.id), records.journal_key(info.id)
@@ -205,9 +213,9 @@ class SessionReads:
         with self._database.read() as txn:
             for sample in message.samples:
                 low = records.journal_key(sample)
-                entries = list(_sound(txn, tables, low, message.first))
+                stored = txn.get(records.sample_key(sample), db=tables["samples"]) is not None
+                entries = [] if stored else list(_sound(txn, tables, low, message.first))
                 begun = _begun(txn, tables, low, 2 * message.first + len(entries))
-                stored = not entries and txn.get(records.sample_key(sample), db=tables["samples"]) is not None
                 session = _session(sample, entries, begun=begun, stored=stored)
                 found.append(session if message.logprobs else _without_results(session))
                 arrays[0] += b"".join([entry.tokens for entry in entries])

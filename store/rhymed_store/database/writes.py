@@ -81,6 +81,7 @@ class Writes:
         txn, table = batch.txn, self._tables["samples"]
         first = {row.key: row for row in reversed(rows)}
         fresh = [row for key, row in sorted(first.items()) if txn.get(key, db=table) is None]
+        self.sessions.check_whole(txn, [row.info for row in fresh])
         if fresh:
             self._put_fresh(batch, fresh)
         if len(fresh) == len(rows):

@@ -143,6 +143,7 @@ class EnvironmentWorker(Service):
         except DataError as error:
             report = self._give_back(id, str(error), retry=False)
         except Exception as error:  # one sample that nobody foresaw must not end the others
+            self._failures += 1
             log.exception("%s: sample %s", self.name, id)
             report = self._give_back(id, f"{type(error).__name__}: {error}", retry=True)
         else:

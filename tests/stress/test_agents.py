@@ -1,0 +1,44 @@
+"""A run with tools under fire: what its tools were asked to do, and what its samples say. And the judge itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rhymed.messages import Call
+from rhymed_workers.environment.actor import INTERRUPTED
+from tests.stress import agents, calls
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_whatever_dies_no_call_is_made_twice_that_must_not_be(tmp_path: Path) -> None:
+    found = agents.run(True, kills=20, seed=5, out=tmp_path / "run")
+    assert found["wrong"] == [], found
+    assert found["kills"] == 20
+    assert found["dropped"] == 0
+    assert {"environment", "tool", "rollout", "broker", "store"} <= found["kinds"].keys()
+
+
+@pytest.mark.parametrize(
+    ("call", "result", "logged", "fault"),
+    [
+        (Call(name="spend"), "ab", ["ab"], ""),
+        (Call(name="spend"), "", ["ab"], ""),
+        (Call(name="spend", error=INTERRUPTED), f'{{"error": "{INTERRUPTED}"}}', [], ""),
+        (Call(name="spend", error=INTERRUPTED), "ab", ["ab"], "was interrupted, but ab was read"),
+        (Call(name="spend"), "cd", ["ab"], "'cd' was read"),
+        (Call(name="spend"), "ab", [], "was not made"),
+        (Call(name="look"), "ab", ["ab"], "recorded as one of look"),
+        (Call(name="spend", error="ValueError"), "ab", ["ab"], "failed: ValueError"),
+    ],
+)
+def test_a_result_that_is_not_the_recorded_one_is_found(
+    call: Call, result: str, logged: Sequence[str], fault: str
+) -> None:
+    found = calls._fault("spend", "key", call, result, logged)
+    assert fault in found
+    assert bool(fault) == bool(found)
