@@ -29,6 +29,7 @@
     │   ├── ScorerKilled       a signal ended its process while it was loaded: perhaps not the scorer's fault
     │   └── RowUnsuitable      a row lacks what a scorer needs: no response to it can be scored
     ├── EnvironmentFailed      a tool or an environment cannot be loaded, is broken, or has ended its process
+    │   ├── EnvironmentUnusable    the user's code cannot be loaded
     │   └── EnvironmentLost        its process ended through another sample's doing: it can be made again
     └── TrainerError
         ├── StalenessBroken    a sample older than the contract allows: refused
@@ -168,6 +169,10 @@ class EnvironmentFailed(RhymedError):
     pass
 
 
+class EnvironmentUnusable(EnvironmentFailed):
+    pass
+
+
 class EnvironmentLost(EnvironmentFailed):
     pass
 
@@ -207,6 +212,7 @@ HOPELESS = (
     ConfigError,
     DataError,
     RewardError,
+    EnvironmentUnusable,
     RunMismatch,
     StoreDamaged,
     StoreFull,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.errors import EnvironmentFailed, EnvironmentLost
+from rhymed.errors import HOPELESS, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
 from rhymed_workers.environment.protocol import Stepped, Wanted
 from rhymed_workers.sessions.calls import Read
 from tests.workers.environment.pools import CHAT, Make, ask, maker
@@ -218,9 +218,18 @@ async def test_a_killed_process_loses_its_environments(make: Make) -> None:
     ],
 )
 async def test_code_that_cannot_be_used_is_told_at_the_start(make: Make, settings: dict[str, str], why: str) -> None:
-    with pytest.raises(EnvironmentFailed, match=why):
+    with pytest.raises(EnvironmentUnusable, match=why) as raised:
         async with make(**settings):
             pass
+    assert isinstance(raised.value, HOPELESS), "the worker is not started again: the run ends with this error"
+
+
+async def test_what_kills_a_process_while_it_loads_is_no_fault_of_the_code(tmp_path: Path) -> None:
+    make = maker(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    with pytest.raises(EnvironmentFailed, match="signal SIGKILL") as raised:
+        async with make(tools="add"):
+            pass
+    assert not isinstance(raised.value, HOPELESS)
 
 
 async def test_what_a_decorator_wrapped_is_a_tool(make: Make) -> None:

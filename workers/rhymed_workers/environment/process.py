@@ -17,7 +17,7 @@ import msgspec
 
 from rhymed.config import Config
 from rhymed.config.checks import QUEUED
-from rhymed.errors import DataError, EnvironmentFailed, EnvironmentLost
+from rhymed.errors import DataError, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
 from rhymed_workers.environment.protocol import MOST_BYTES, Answer, Moved, Phase, Place, Ready, Reply, Request, Where
 from rhymed_workers.scorers.explain import hung_at
 from rhymed_workers.scoring.caged import TRACEBACK_S, Caged, ProcessEnded, spawn
@@ -71,7 +71,8 @@ class EnvironmentProcess(Caged):
 
     @classmethod
     async def start(cls, config: Config, deadline_s: float = START_S) -> Self:
-        """Returns when the user's code is loaded. Raises `EnvironmentFailed` when it cannot be."""
+        """Returns when the user's code is loaded. Raises `EnvironmentUnusable` when it cannot be, and
+        `EnvironmentFailed` when another start may help: something killed it, or a server does not answer."""
         started = cls(*await spawn(config.reward, "rhymed_workers.environment.hosting.child"), config)
         try:
             await started._load(config, deadline_s)
@@ -90,9 +91,11 @@ class EnvironmentProcess(Caged):
             raise EnvironmentFailed(f"{self._what} was not loaded within {deadline_s:g} s") from None
         except (ProcessEnded, msgspec.MsgspecError) as error:
             end = await self.explain_end(error)
-            raise EnvironmentFailed(f"loading {self._what}: the process ended with {end}") from None
+            kind = EnvironmentFailed if end.startswith("signal") else EnvironmentUnusable
+            raise kind(f"loading {self._what}: the process ended with {end}") from None
         if self.ready.error:
-            raise EnvironmentFailed(self.ready.error)
+            kind = EnvironmentFailed if config.environment.url else EnvironmentUnusable
+            raise kind(self.ready.error)
 
     async def ask(self, request: Request) -> Answer:
         """Raises `EnvironmentFailed`: the environment is broken, or has ended its process, which `usable` tells;
