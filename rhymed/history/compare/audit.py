@@ -16,6 +16,7 @@ from typing import Any
 from rhymed.config import Schedule
 from rhymed.errors import ConfigError, StoreDamaged
 from rhymed.history.compare.planned import Planned, planned
+from rhymed.history.compare.turns import Turns
 from rhymed.history.folder import RunFolder
 from rhymed.messages import EVAL, NO_SIGNAL, NOT_PLANNED, SampleId
 from rhymed.run import checkpoint
@@ -48,6 +49,7 @@ class Audit:
     kept_length: float | None = None  # mean tokens of the trained samples
     dropped_length: float | None = None  # of the dropped samples that were written
     reasons: dict[str, int] = field(default_factory=dict)  # why dropped -> samples
+    turns: str = ""  # what the trained samples in turns have; empty: there are none
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -77,6 +79,7 @@ def render(found: Audit, name: str) -> str:
         f" ({found.epochs:.2f} epochs of {counted(found.prompts, 'prompt')})",
         f"trained: {counted(found.trained, 'sample')}, {counted(found.tokens, 'token')},"
         f" at most {counted(found.staleness, 'step')} stale",
+        *([found.turns] if found.turns else []),
         *([f"not in the store, which begins later: {counted(found.begins, 'step')}"] if found.begins else []),
         *([f"filtered, without signal: {counted(found.filtered, 'sample')}"] if found.filtered else []),
         f"dropped: {counted(found.dropped, 'sample')}",
@@ -124,6 +127,7 @@ class _Check:
             for prompt in plan.prompts(step) if step >= found.begins else ():
                 self._steps[prompt].add(step)
         self._later: dict[int, frozenset[str]] = {}  # prompts of later steps, few of which have begun
+        self._turns = Turns(folder)
         self._kept, self._lost = Counter[str](), Counter[str]()  # samples and tokens: trained, dropped
         self._missing: dict[int, list[int]] = {}  # number of a store -> steps of samples that are not in it
 
@@ -138,6 +142,7 @@ class _Check:
         if why := older(self._missing, {self._folder.browse.store_of(prompt) for prompt in self._steps}):
             found.wrong.insert(0, why)
         found.trained, found.tokens = self._kept["samples"], self._kept["tokens"]
+        found.turns = self._turns.line()
         found.kept_length, found.dropped_length = _mean(self._kept), _mean(self._lost)
 
     def _wrong(self, what: str) -> None:
@@ -190,6 +195,7 @@ class _Check:
             return
         self._digests[id.step].add(id, response.tokens, response.info.reward)
         self._kept += Counter(samples=1, tokens=response.info.length)
+        self._found.wrong.extend(self._turns.faults(response))
         if response.state != "trained":
             self._wrong(
                 f"sample {id} is {response.state}, though a checkpoint covers its step: not marked as trained"
