@@ -151,6 +151,7 @@ def _samples(facts: Facts) -> Iterator[str]:
     if not facts.samples:
         return
     marked = any(piece["drafted"] for _, row in facts.samples for piece in row["pieces"])
+    given = any(row["session"] for _, row in facts.samples)
     yield html.paragraph(
         f"At most {MOST}, selected by fixed rules: extremes of reward and length, the prompts that changed most, the"
         " most drafted, the first and last dropped, then the next best, worst and longest. Steps count from 1; in"
@@ -161,6 +162,8 @@ def _samples(facts: Facts) -> Iterator[str]:
         yield html.paragraph(f"Responses are token ids, not text: {facts.textless}.", "soft")
     if marked:
         yield f'<p class="soft"><mark>Marked</mark> {html.text("text: accepted drafts.")}</p>'
+    if given:
+        yield f'<p class="soft"><i class="given">Framed</i> {html.text("text: written by environments.")}</p>'
     for pick, row in facts.samples:
         yield _sample(pick, row)
 
@@ -169,15 +172,31 @@ def _sample(pick: Pick, row: dict[str, Any]) -> str:
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']:g}"
     drafted = "" if row["drafted"] is None else f", {row['drafted']:,} of them drafts"
     tokens = f"{row['length']:,} tokens{drafted} ({row['finish_reason']})"
-    facts = f"{row['state']}, {reward}, {tokens}, of {step_phrase(row['step'])}"
+    facts = f"{row['state']}, {reward}, {tokens}{_turns(row)}, of {step_phrase(row['step'])}"
     reason = html.paragraph(f"dropped: {row['reason']}", "bad") if row["reason"] else ""
     prompt = row["prompt"] or ""
     return (
         f"<article>\n<h3>{html.text(pick.why[:1].upper() + pick.why[1:])}</h3>\n"
         f'<p class="soft"><code>{html.text(readable(row["id"]))}</code> {html.text(facts)}</p>{reason}\n'
         f'<pre class="prompt">{html.text(_short(prompt))}</pre>\n{_answer(row)}'
-        f"<pre>{_pieces(row['pieces'])}</pre>\n</article>"
+        f"<pre>{_pieces(row['pieces'], row['runs'])}</pre>{_failures(row)}\n</article>"
     )
+
+
+def _turns(row: dict[str, Any]) -> str:
+    """`, 2 turns with 1 call`, of a sample in turns."""
+    session = row["session"]
+    if not session:
+        return ""
+    failed = f", {session['errors']} failed" if session["errors"] else ""
+    calls = f" with {counted(session['calls'], 'call')}{failed}" if session["calls"] else ""
+    return f", {counted(session['turns'], 'turn')}{calls}"
+
+
+def _failures(row: dict[str, Any]) -> str:
+    """Calls that failed, with their errors."""
+    made = [call for run in row["runs"] for call in run["calls"]] + row["loose"]
+    return "".join(html.paragraph(f"{call['name']}: {call['error']}", "bad") for call in made if call["error"])
 
 
 def _answer(row: dict[str, Any]) -> str:
@@ -193,27 +212,35 @@ def _short(text: str) -> str:
     return text[:ASKED] + ("…" if len(text) > ASKED else "")
 
 
-def _pieces(pieces: Iterable[dict[str, Any]]) -> str:
+def _pieces(pieces: Iterable[dict[str, Any]], runs: Sequence[dict[str, Any]] = ()) -> str:
     """Without the middle of a long response."""
-    cut = _cut([(piece["text"], bool(piece["drafted"])) for piece in pieces])
-    return "".join(f"<mark>{html.text(part)}</mark>" if drafted else html.text(part) for part, drafted in cut)
+    given = [run["environment"] for run in runs] or [False]
+    kinds = [
+        (piece["text"], "given" if given[piece.get("run", 0)] else "drafted" * bool(piece["drafted"]))
+        for piece in pieces
+    ]
+    return "".join(FRAMES[kind].format(html.text(part)) for part, kind in _cut(kinds))
 
 
-def _cut(pieces: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+FRAMES = {"": "{}", "drafted": "<mark>{}</mark>", "given": '<i class="given">{}</i>'}
+"""By what a piece of a response is."""
+
+
+def _cut(pieces: list[tuple[str, str]]) -> list[tuple[str, str]]:
     whole = sum(len(part) for part, _ in pieces)
     if whole <= HEAD + TAIL:
         return pieces
-    found: list[tuple[str, bool]] = []
+    found: list[tuple[str, str]] = []
     at = 0
-    for part, drafted in pieces:
+    for part, kind in pieces:
         head = part[: max(0, HEAD - at)]
         tail = part[max(0, whole - TAIL - at) :] if at + len(part) > whole - TAIL else ""
         if head:
-            found.append((head, drafted))
+            found.append((head, kind))
         if at < HEAD <= at + len(part):
-            found.append((f"\n… {whole - HEAD - TAIL:,} characters …\n", False))
+            found.append((f"\n… {whole - HEAD - TAIL:,} characters …\n", ""))
         if tail:
-            found.append((tail, drafted))
+            found.append((tail, kind))
         at += len(part)
     return found
 

@@ -22,7 +22,8 @@ figure { margin: 0; break-inside: avoid } figure img { width: 100%; height: auto
 figcaption { color: var(--soft); font-size: 13px; margin-bottom: 3px }
 article { margin: 12px 0; break-inside: avoid-page } article h3 { margin: 0; font-size: 15px }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 8px 0 0; font: 13px/1.45 ui-monospace, monospace }
-pre.prompt { color: var(--soft) } mark { background: var(--mark); color: inherit; border-radius: 2px }
+pre.prompt { color: var(--soft) } i.given { font-style: normal; border: 1px dashed #b87700; border-radius: 3px; }
+mark { background: var(--mark); color: inherit; border-radius: 2px }
 pre.type { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px }
 table { border-collapse: collapse; width: 100% } .wide { overflow-x: auto }
 td, th { text-align: left; vertical-align: top; padding: 3px 14px 3px 0; border-bottom: 1px solid var(--line);

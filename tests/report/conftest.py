@@ -1,3 +1,3 @@
-from tests.history.fixtures import make_run, rhymed, run, tokenizer
+from tests.history.fixtures import in_turns, make_run, rhymed, run, tokenizer
 
-__all__ = ["make_run", "rhymed", "run", "tokenizer"]
+__all__ = ["in_turns", "make_run", "rhymed", "run", "tokenizer"]

@@ -344,6 +344,14 @@ async def test_a_run_that_ends_waits_for_its_report_and_not_for_long(
 # Parts
 
 
+def test_what_environments_wrote_is_framed_and_failed_calls_are_told(in_turns: Path) -> None:
+    html = write(in_turns).read_text()
+    assert "2 turns with 1 call, of step 1" in html
+    assert '<mark>GH</mark>IJ<i class="given">ab</i>QRS' in html
+    assert "2 turns with 3 calls, 1 failed, of step 1" in html
+    assert "divide: division by zero" in html
+
+
 def test_the_middle_of_a_long_response_is_left_out_and_marks_stay() -> None:
     pieces = [("a" * 1000, False), ("b" * 5000, True), ("c" * 1000, False)]
     cut = _cut(pieces)
