@@ -2,56 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from pathlib import Path
 from typing import Any
 
-from rhymed.bench.agents.recorded import Recorded, last_epoch, read
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.bench.agents.recorded import read
 from rhymed.bench.agents.replay import Ngram, Passes, replay
 from rhymed.bench.policy.arctic import has_arctic
 from rhymed.bench.replay import ArcticDrafter, Drafter, IndexDrafter
+from rhymed.bench.traces import Response, Trace
+from rhymed.histospec.drafts.calibration import Calibration
+from rhymed.histospec.drafts.trust import Trust
 from rhymed.output import show
+
+Mask = NDArray[np.bool_]
 
 FLOOR = 0.3
 """Least survival of a token that history verifies: the budget of an engine decides by its cost; here it is fixed."""
 
 
 def run(folder: Path, arctic: Path | None = None) -> dict[str, Any]:
-    """The last epoch of a run's folder, with the one before it as history. Raises `ConfigError`."""
-    recorded, results = read(folder), dict[str, Any]()
-    makers = _makers(recorded)
-    if has_arctic(arctic):
-        makers["suffix"] = lambda trace, responses, epoch: ArcticDrafter(trace, responses, epoch)
-    else:
+    """Each epoch of a run's folder but the first, with the one before it as history. Raises `ConfigError`."""
+    recorded = read(folder)
+    suffix = has_arctic(arctic)
+    if not suffix:
         show("suffix is left out: arctic-inference is not installed (--arctic FOLDER)", flush=True)
-    responses, masks = last_epoch(recorded)
-    for name, make in makers.items():
-        drafter = make(recorded.trace, responses, recorded.trace.epochs[-1])
-        floor = FLOOR if isinstance(drafter, IndexDrafter) else 0.0
-        found = replay(drafter, responses, masks, floor)
-        results[name] = {"turn_1": _row([found[0]]), "later_turns": _row([found[turn] for turn in found if turn])}
+    learned: dict[str, Any] = {"calibration": Calibration(), "trust": Trust()}
+    results = dict[str, Any]()
+    for epoch in recorded.trace.epochs:
+        given = recorded.of(epoch)
+        if epoch > recorded.trace.epochs[0]:
+            results[f"epoch_{epoch}"] = _epoch(recorded.trace, epoch, *given, suffix=suffix, learned=learned)
+        drafter = IndexDrafter(recorded.trace, given[0], epoch, **learned)
+        replay(drafter, *given)  # the next epoch has what an engine would have learned
     return results
 
 
-def _makers(recorded: Recorded) -> dict[str, Callable[..., Drafter]]:
-    """Calibration and trust come from the epochs before the last one."""
-    from rhymed.histospec.drafts.calibration import Calibration
-    from rhymed.histospec.drafts.trust import Trust
-
-    learned: dict[str, Any] = {"calibration": Calibration(), "trust": Trust()}
-    trace = recorded.trace
-    for epoch in trace.epochs[:-1]:
-        earlier = Recorded(
-            type(trace)(trace.prompts, [one for one in trace.responses if one.epoch <= epoch]),
-            [runs for one, runs in zip(trace.responses, recorded.runs, strict=True) if one.epoch <= epoch],
-        )
-        responses, masks = last_epoch(earlier)
-        replay(IndexDrafter(trace, responses, epoch, **learned), responses, masks)
-    return {
-        "ngram": lambda trace, responses, epoch: Ngram(trace.prompts, responses),
-        "siblings": lambda trace, responses, epoch: IndexDrafter(trace, responses, epoch, back=0, **learned),
-        "history": lambda trace, responses, epoch: IndexDrafter(trace, responses, epoch, **learned),
+def _epoch(
+    trace: Trace, epoch: int, responses: list[Response], masks: list[Mask], *, suffix: bool, learned: dict[str, Any]
+) -> dict[str, Any]:
+    drafters: dict[str, Drafter] = {
+        "ngram": Ngram(trace.prompts, responses),
+        **({"suffix": ArcticDrafter(trace, responses, epoch)} if suffix else {}),
+        "siblings": IndexDrafter(trace, responses, epoch, back=0, **copy.deepcopy(learned)),
+        "history": IndexDrafter(trace, responses, epoch, **copy.deepcopy(learned)),
     }
+    rows = {}
+    for name, drafter in drafters.items():
+        found = replay(drafter, responses, masks, FLOOR if isinstance(drafter, IndexDrafter) else 0.0)
+        rows[name] = {"turn_1": _row([found[0]]), "later_turns": _row([found[turn] for turn in found if turn])}
+    return rows
 
 
 def _row(passes: list[Passes]) -> dict[str, float]:

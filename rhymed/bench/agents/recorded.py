@@ -21,6 +21,15 @@ class Recorded:
     trace: Trace
     runs: list[list[int]]
 
+    def of(self, epoch: int) -> tuple[list[Response], list[NDArray[np.bool_]]]:
+        """An epoch's responses, and of each token whether the policy wrote it."""
+        pairs = [
+            (response, np.repeat(np.arange(len(runs)) % 2 == 0, runs))
+            for response, runs in zip(self.trace.responses, self.runs, strict=True)
+            if response.epoch == epoch
+        ]
+        return [response for response, _ in pairs], [mask for _, mask in pairs]
+
 
 def read(folder: Path) -> Recorded:
     """The trained samples of a run's folder. A program's samples, which have several rows, are left out. Raises
@@ -44,14 +53,3 @@ def read(folder: Path) -> Recorded:
     if len(trace.epochs) < 2:
         raise ConfigError(f"{folder}: {len(trace.epochs)} epochs of samples in turns, at least two are needed")
     return Recorded(trace, [runs for _, runs in pairs])
-
-
-def last_epoch(recorded: Recorded) -> tuple[list[Response], list[NDArray[np.bool_]]]:
-    """Its responses, and of each token whether the policy wrote it."""
-    epoch = recorded.trace.epochs[-1]
-    pairs = [
-        (response, np.repeat(np.arange(len(runs)) % 2 == 0, runs))
-        for response, runs in zip(recorded.trace.responses, recorded.runs, strict=True)
-        if response.epoch == epoch
-    ]
-    return [response for response, _ in pairs], [mask for _, mask in pairs]
