@@ -19,7 +19,9 @@ from rhymed.several.rows import Files, held_out, read_files
 
 JUDGED_STEPS = 20  # the newest steps that both have, whose prompts are compared
 MEASURES = ("reward.", "eval.threshold", "eval.max_response_length")  # another reward is another scale
-COUNTS = ("reward.workers", "reward.processes")  # change the time of scoring, not the scores
+OF_JUDGES = ("concurrency", "timeout_s", "patience_s", "cache", "key_variable")
+COUNTS = ("reward.workers", "reward.processes", *(f"reward.judge.{name}" for name in OF_JUDGES))
+"""Change the time of scoring, not the scores."""
 ROWS = ("data.", "rollout.max_prompt_length")
 
 
