@@ -73,6 +73,21 @@ TASKS: dict[str, Task] = {
         },
         change="Write functions into `tools.py`, name them in `environment.tools`, and change rows and reward.",
     ),
+    "agent": Task(
+        about="an agent that is a program with OpenAI's client: multiplications, and a calculator of its own",
+        files={
+            name: f"agent/{name}"
+            for name in ("config.toml", "agent.py", "reward.py", "train.jsonl", "held_out.jsonl")
+        },
+        explained={
+            "config.toml": "the run: model, rows, the program's command, turns, lengths",
+            "agent.py": "the program: it asks the policy at `OPENAI_BASE_URL`, and has the row in `RHYMED_ROW`",
+            "reward.py": "the reward: it sees the last turn, and the number of turns as a column",
+            "train.jsonl": "64 rows: `prompt` is a chat that shows two calls, and asks",
+            "held_out.jsonl": "32 rows that are only evaluated",
+        },
+        change="Write another program, name it in `environment.command`, and change rows and reward.",
+    ),
     "guess": Task(
         about="a game in turns: guess a number, with a hint after each guess",
         files={name: f"guess/{name}" for name in ("config.toml", "game.py", "train.jsonl")},

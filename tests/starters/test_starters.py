@@ -29,7 +29,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def suitable(task: str, tiny_model: Path, inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model for the task: for chats with tools, one with a template and room for their letters, its tokens."""
     model = tiny_model
-    if task in ("calculator", "guess"):
+    if task in ("agent", "calculator", "guess"):
         model = inside / "chats"
         write_tiny_model(model, positions=4096)
         (model / "chat_template.jinja").write_text(CHATML)

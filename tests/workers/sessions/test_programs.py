@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from rhymed.config import Config
 from rhymed.errors import EnvironmentFailed
 from rhymed.inputs.rows import prompt_id
 from rhymed.inputs.tokenizer import read_tokenizer
 from rhymed.messages import Fork, SampleId, Session
-from rhymed.run.layout import layout_of
 from rhymed_store.client import StoreClient
-from rhymed_store.service import StoreService
 from rhymed_store.sessions import StoredSession, get_session
 from rhymed_workers.sessions.programs import Programs
-from tests.workers.sessions.policies import ID, ROW, Loop, config_of, echo, finished
+from tests.workers.sessions.policies import ID, Loop, config_of, echo, finished
 
 pytest.importorskip("openai")
-
-
-@pytest.fixture
-async def store(config: Config) -> AsyncIterator[StoreClient]:
-    where = layout_of(config)
-    async with StoreService(config.store, where).running():
-        client = StoreClient(where.store, "test")
-        await client.put_prompts([ROW])
-        yield client
-        client.close()
 
 
 CHAT = """
