@@ -15,6 +15,8 @@ import pytest
 
 from rhymed.cli import main
 from rhymed.errors import ConfigError, EngineError
+from rhymed.history.folder import open_folder
+from rhymed.history.story import summary
 from rhymed.logs.filter import Filter, since_stamp
 from rhymed.logs.follow import Follower
 from rhymed.logs.format import Formatter
@@ -23,6 +25,10 @@ from rhymed.messages import EVAL, SampleId
 from rhymed.run.timeline import Event, Writer
 from rhymed.service.logfile import LogFile, configure, rotated
 from rhymed.service.logline import JsonLine, cause
+from tests.history.fixtures import in_turns, make_run, tokenizer
+from tests.history.sessions import GOT, OPEN
+
+__all__ = ["in_turns", "make_run", "tokenizer"]  # fixtures
 
 SAMPLE = "3/00000000000000ab/1"
 ID = SampleId(3, "00000000000000ab", 1)
@@ -389,6 +395,53 @@ def test_a_sample_has_a_story_though_there_is_no_store(
     status, _, err = run(capsys, "--run", tmp_path, "--sample", "00000000000000ab")
     assert status != 0
     assert f"3 samples match; name one: 3/00000000000000ab/0, {SAMPLE}" in err
+
+
+def test_a_sample_in_turns_has_its_turns_answers_and_calls(
+    write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sibling = "3/00000000000000ab/0"
+    write("environment-0", 1, "takes 2 samples", **cause("acting", [sibling, ID]))
+    write("environment-0", 2, "answer 0", **cause("answered", [ID], turns=[0], tokens=[410], calls=[[]]))
+    both = cause("turned", [sibling, ID], turns=[2, 0], tokens=[5, 9], accepted=[0, 4])
+    write("rollout-0", 3, "generated and stored 2 turns", **both)
+    write("environment-1", 4, "made again", **cause("rebuilt", [ID], turns=[1]))
+    calls = [["add 4.0 ms", "divide 1 s, failed: division by zero"]]
+    write("environment-1", 5, "answer 1", **cause("answered", [ID], turns=[1], tokens=[12], calls=calls))
+    write("environment-1", 6, "it is complete", **cause("stored", [ID], turns=[2], tokens=[30]))
+    _, out, _ = run(capsys, "--run", tmp_path, "--sample", SAMPLE)
+    assert [line.split(maxsplit=1)[1] for line in out.splitlines()[3:]] == [
+        "environment-0 takes it to be answered, with 1 other",
+        "environment-0 its prompt written: 410 tokens",
+        "rollout-0   turn 1 written and stored: 9 tokens, 4 of them drafts",
+        "environment-1 its environment is made again: 1 turn repeated",
+        "environment-1 turn 1 answered: 12 tokens after add 4.0 ms; divide 1 s, failed: division by zero",
+        "environment-1 complete: 30 tokens in 2 turns",
+    ]
+
+
+def test_a_sample_in_progress_has_the_turns_that_the_store_has(
+    in_turns: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (in_turns / "logs").mkdir()
+    (in_turns / "logs" / "broker.log").write_text("")
+    _, out, _ = run(capsys, "--run", in_turns, "--sample", str(GOT))
+    assert out.splitlines()[4:8] == [
+        "  turns    2 turns, 1 call, 2 of its tokens from its environment",
+        "           turn 1, 4 tokens",
+        "           environment, 2 tokens: add 4.0 ms",
+        "           turn 2, 3 tokens",
+    ]
+    with open_folder(in_turns) as folder:
+        assert folder.browse.in_progress() == [OPEN]
+    assert summary(in_turns, str(OPEN))[2:] == [
+        "  the store has no finished response of it",
+        "  turns    2 turns so far, and its environment goes on",
+        "           prompt, 3 tokens",
+        "           turn 1, 2 tokens",
+        "           environment, 1 token: add 4.0 ms",
+        "           turn 2, 2 tokens",
+    ]
 
 
 def test_an_evaluation_is_of_its_own_samples_alone(
