@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rhymed.histospec.drafter import Batch, Drafter
-from rhymed.histospec.drafts.requests import RequestInfo
+from rhymed.histospec.drafts.requests import Continued, RequestInfo
 from rhymed.histospec.index.builder import Builder, PastResponse
 from rhymed.histospec.settings import Settings
 
@@ -24,6 +24,8 @@ class Engine:
         self.seen: list[str] = []
         self.requests: dict[str, RequestInfo] = {}
         self.scripts: dict[str, list[int]] = {}
+        self.written: dict[str, list[int]] = {}
+        self.stops: np.ndarray[Any, np.dtype[np.int32]] | None = None  # tokens that end a turn
         self.waiting: set[str] = set()
         self.drafts: dict[str, list[int]] = {}
         self.forwards = 0
@@ -37,8 +39,13 @@ class Engine:
             on_end=lambda info: self.ended.append((info.name, list(info.response))),
         )
 
-    def add(self, name: str, script: list[int], prompt: str = "p", step: int = 0, carried: Any = ()) -> None:
-        self.requests[name] = RequestInfo(name, prompt, step, PROMPT, [], carried)
+    def add(
+        self, name: str, script: list[int], prompt: str = "p", step: int = 0, carried: Any = (), prefix: int = 0
+    ) -> None:
+        """`prefix`: tokens of the script that earlier turns have."""
+        written = self.written[name] = []
+        response = Continued(script[:prefix], written) if prefix else written
+        self.requests[name] = RequestInfo(name, prompt, step, PROMPT, response, carried, prefix)
         self.scripts[name] = script
 
     def step(self) -> None:
@@ -53,7 +60,7 @@ class Engine:
                 right += 1
             verified.append(len(drafted))
             made.append(rest[: right + 1])
-            info.response.extend(made[-1])  # type: ignore[attr-defined]
+            self.written.setdefault(name, info.response).extend(made[-1])  # type: ignore[arg-type]
             self.forwards += 1
         left = [len(self.scripts[name]) - len(self.requests[name].response) for name in running]
         batch = Batch(
@@ -64,6 +71,7 @@ class Engine:
             np.array([max(0, one - 1) for one in left], np.int32),
             [row for row, one in enumerate(left) if one == 0],
             True,
+            stops=self.stops,
         )
         self.drafts = dict(zip(running, self.drafter.step(batch), strict=True))
         for name, one in zip(running, left, strict=True):

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rhymed.histospec.drafts.budget import Budget
-from rhymed.histospec.drafts.requests import RequestInfo
+from rhymed.histospec.drafts.requests import Continued, RequestInfo
 from rhymed.histospec.drafts.yields import accepted
 from rhymed.histospec.index import arena
 from rhymed.histospec.index.builder import Builder, PastResponse
@@ -63,6 +63,60 @@ def test_every_forward_tells_how_many_tokens_it_made(engine: Engine) -> None:
         assert (len(yields), sum(yields)) == (account.forwards, length)
         assert accepted(yields, length).sum() == account.accepted > 20
         assert engine.drafter.take_yields(name) is None
+
+
+def test_a_later_turn_drafts_after_what_came_before_and_tells_of_its_own_tokens(engine: Engine) -> None:
+    script = words(4, 90)
+    engine.remember(script)
+    engine.add("a", script, prefix=40)
+    engine.finish()
+    account, yields = engine.drafter.account("a"), engine.drafter.take_yields("a")
+    assert account is not None
+    assert yields is not None
+    assert (sum(yields), len(yields)) == (50, account.forwards)
+    assert account.accepted == 50 - account.forwards > 30
+
+
+def test_carried_tokens_of_a_later_turn_follow_its_prefix(engine: Engine) -> None:
+    script = words(5, 90)
+    engine.add("a", script, prefix=40, carried=script[40:80])
+    engine.finish()
+    account = engine.drafter.account("a")
+    assert account is not None
+    assert account.accepted > 30
+
+
+def test_drafts_of_turns_end_with_the_token_that_ends_a_turn(engine: Engine) -> None:
+    """What follows it in history is the answer of an environment."""
+    script = words(6)
+    engine.remember(script)
+    engine.stops = np.array([script[20]], np.int32)
+    engine.add("a", script[:40])
+    drafts = []
+    while engine.requests:
+        engine.step()
+        drafts += engine.drafts.values()
+    ended = [draft for draft in drafts if script[20] in draft]
+    assert ended
+    assert all(draft.index(script[20]) == len(draft) - 1 for draft in ended)
+
+
+def test_the_response_of_a_later_turn_is_copied_as_a_whole() -> None:
+    """Not token by token: the engine waits while the text of an ended turn is copied for its siblings."""
+    reads = 0
+
+    class Counted(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            nonlocal reads
+            reads += 1
+            return super().__iter__()
+
+    written = [3, 4]
+    response = Continued(Counted(range(50)), written)
+    written.append(5)
+    assert np.array(response, np.int32).tolist() == [*range(50), 3, 4, 5]
+    assert reads < 5
+    assert (response[49:51], response[-1], len(response)) == ([49, 3], 5, 53)
 
 
 def test_a_second_request_of_a_sample_tells_of_itself_alone(engine: Engine) -> None:

@@ -8,8 +8,9 @@ holds `Request.tokens` of its tokens.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,8 +46,12 @@ class Continued(Sequence[int]):
     def __len__(self) -> int:
         return len(self._prefix) + len(self._written)
 
+    def __iter__(self) -> Iterator[int]:
+        """Without this each token would be an index, which costs a copy of all."""
+        return chain(self._prefix, self._written)
+
     def __getitem__(self, place: Any) -> Any:
-        return [*self._prefix, *self._written][place]
+        return [*self][place]
 
 
 @dataclass(eq=False)
