@@ -19,12 +19,13 @@ import pytest
 from rhymed.config import Config
 from rhymed_workers.reward.pool import Pool
 from rhymed_workers.scoring.child import item
+from tests.packages import needs
 from tests.ports import free_ports
 
 START_S = 700.0
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(1800)]
+pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(1800)]
 
 
 @contextlib.contextmanager
