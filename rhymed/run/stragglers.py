@@ -61,7 +61,9 @@ def starting(snapshot: Queues) -> str:
     acts = has_environments(snapshot)
     missing = [name for role, name in NAMES if role not in here and (acts or role != "environment")]
     return (
-        f"starting: {', '.join(missing)} {'has' if missing == ['the trainer'] else 'have'} not joined yet" if missing else ""
+        f"starting: {', '.join(missing)} {'has' if missing == ['the trainer'] else 'have'} not joined yet"
+        if missing
+        else ""
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from rhymed.errors import HOPELESS, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
 from rhymed_workers.environment.protocol import Stepped, Wanted
 from rhymed_workers.sessions.calls import Read
-from tests.workers.environment.pools import CHAT, Make, ask, maker
+from tests.workers.environment.pools import CHAT, Make, ask, maker, told
 
 TOOLS = '''
 import asyncio, os, sys, time
@@ -129,6 +129,11 @@ async def test_functions_are_called_and_their_results_are_messages(make: Make) -
         assert not both.done
         assert [call.error for call in both.calls] == ["", ""]
         assert (await pool.step("a", Read("That is all."), last=False)) == Stepped(done=True)
+
+
+async def test_numbers_of_any_size_reach_a_tool(make: Make) -> None:
+    async with make(tools="add") as pool:
+        assert await told(pool, "add", a=10**30, b=-1) == str(10**30 - 1)
 
 
 async def test_what_a_tool_raises_is_an_answer(make: Make) -> None:
