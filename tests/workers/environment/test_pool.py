@@ -241,3 +241,23 @@ async def test_what_a_decorator_wrapped_is_a_tool(make: Make) -> None:
     async with make(tools="wrapped") as pool:
         assert pool.names == {"add"}
         assert (await ask(pool, "add", a=4)).messages[0]["content"] == "5"
+
+
+ONCE = """
+import os, pathlib
+mark = pathlib.Path(__file__).with_suffix(".mark")
+if not mark.exists():
+    mark.touch()
+    os.kill(os.getpid(), 9)
+"""
+
+
+async def test_a_process_that_is_killed_while_it_loads_is_started_again(tmp_path: Path) -> None:
+    async with maker(tmp_path, ONCE + TOOLS)(tools="add") as pool:
+        assert pool.names == {"add"}
+
+
+async def test_a_process_that_is_killed_whenever_it_loads_is_not(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"loading .*mine.py:add: the process ended with signal SIGKILL"):
+        async with maker(tmp_path, "import os\nos.kill(os.getpid(), 9)\n")(tools="add"):
+            pass
