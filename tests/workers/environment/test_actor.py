@@ -69,6 +69,16 @@ class Counter:
 
     def get_reward(self):
         return float(len(self.calls))
+
+class Reader:
+    def init(self, prompt):
+        return prompt, {}
+
+    def step(self, action):
+        return {"observations": [{"role": "user", "content": "so " * 100}], "done": False, "reward": 0.25}
+
+    def close(self):
+        pass
 '''
 ONE = ids()[0]
 Make: TypeAlias = "Callable[..., AbstractAsyncContextManager[Actor]]"
@@ -253,3 +263,16 @@ async def test_a_forged_prompt_or_answer_stays_but_breaks_no_worker(worker: Make
         info = await actor.act(ONE)
         assert info is not None
         assert info.earned == 99.0
+
+
+async def test_what_an_environment_gave_for_the_turn_whose_answer_has_no_room_counts(
+    worker: Make, client: StoreClient
+) -> None:
+    async with worker(factory="Reader") as actor:
+        short = actor._config.rollout.model_copy(update={"max_response_length": 100})
+        actor._config = actor._config.model_copy(update={"rollout": short})
+        await actor.act(ONE)
+        await write(client, 0)
+        info = await actor.act(ONE)
+        assert info is not None
+        assert (info.earned, info.finish_reason) == (0.25, "length")

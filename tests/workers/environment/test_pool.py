@@ -7,10 +7,11 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rhymed.errors import HOPELESS, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
-from rhymed_workers.environment.protocol import Stepped, Wanted
+from rhymed_workers.environment.protocol import Stepped, Wanted, Where
 from rhymed_workers.sessions.calls import Read
 from tests.workers.environment.pools import CHAT, Make, ask, maker, told
 
@@ -200,6 +201,15 @@ async def test_an_environment_that_raises_is_broken_in_words(make: Make) -> None
         await pool.open("a", {"secret": 1}, CHAT)
         with pytest.raises(EnvironmentFailed, match="gave the reward nan: a finite number expected"):
             await pool.step("a", Read("x"), last=False)
+
+
+async def test_a_request_that_is_answered_while_its_place_is_asked_for_costs_nothing(make: Make) -> None:
+    async with make(tools="add") as pool:
+        (process,) = pool._processes
+        await process.write(msgspec.msgpack.encode(Where(7)))
+        assert await told(pool, "add", a=1) == "2"
+        assert pool._processes == [process]
+        assert process.usable
 
 
 async def test_a_killed_process_loses_its_environments(make: Make) -> None:

@@ -148,6 +148,8 @@ class EnvironmentProcess(Caged):
     def _take(self, reply: Any) -> None:
         asked = self._asked.get(reply.number)
         if asked is None:
+            if isinstance(reply, Place):  # the request was answered while we asked where it is
+                return
             raise ProcessEnded("an answer that it was not asked for")
         match reply:
             case Moved(phase=phase):
