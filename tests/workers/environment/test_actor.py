@@ -71,14 +71,15 @@ class Counter:
         return float(len(self.calls))
 
 class Reader:
+    def __init__(self, env_config, extras):
+        pass
+
     def init(self, prompt):
         return prompt, {}
 
     def step(self, action):
-        return {"observations": [{"role": "user", "content": "so " * 100}], "done": False, "reward": 0.25}
-
-    def close(self):
-        pass
+        note("read")
+        return {"observations": [], "reward": 0.25, "done": False}
 '''
 ONE = ids()[0]
 Make: TypeAlias = "Callable[..., AbstractAsyncContextManager[Actor]]"
@@ -121,12 +122,14 @@ def made(tmp_path: Path) -> list[str]:
     return log.read_text().split() if log.exists() else []
 
 
-async def write(client: StoreClient, number: int, *calls: tuple[str, str], sample: SampleId = ONE) -> None:
+async def write(
+    client: StoreClient, number: int, *calls: tuple[str, str], sample: SampleId = ONE, finish: Any = "stop"
+) -> None:
     """A turn as a rollout worker stores it; without calls it is the last one."""
     wanted = [{"name": name, "arguments": {"key": key}} for name, key in calls]
     text = "so " + "".join(f"<tool_call>{json.dumps(one)}</tool_call>" for one in wanted)
     tokens = np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
-    turn = Turn(length=len(tokens), finish_reason="stop", versions=[(0, len(tokens))])
+    turn = Turn(length=len(tokens), finish_reason=finish, versions=[(0, len(tokens))])
     await put_turns(client, [NewTurn(sample, number, turn, tokens, np.full(len(tokens), -1.0, np.float32))])
 
 
@@ -265,14 +268,14 @@ async def test_a_forged_prompt_or_answer_stays_but_breaks_no_worker(worker: Make
         assert info.earned == 99.0
 
 
-async def test_what_an_environment_gave_for_the_turn_whose_answer_has_no_room_counts(
-    worker: Make, client: StoreClient
+@pytest.mark.parametrize(("factory", "read", "reward"), [("Reader", ["read"], 0.25), ("Counter", [], 0.0)])
+async def test_a_turn_that_was_cut_is_text_for_an_environment_that_reads_text_and_its_calls_are_not_made(
+    worker: Make, client: StoreClient, tmp_path: Path, factory: str, read: list[str], reward: float
 ) -> None:
-    async with worker(factory="Reader") as actor:
-        short = actor._config.rollout.model_copy(update={"max_response_length": 100})
-        actor._config = actor._config.model_copy(update={"rollout": short})
+    async with worker(factory=factory) as actor:
         await actor.act(ONE)
-        await write(client, 0)
+        await write(client, 0, *([("add", "a")] if factory == "Counter" else []), finish="length")
         info = await actor.act(ONE)
         assert info is not None
-        assert (info.earned, info.finish_reason) == (0.25, "length")
+        assert (info.earned, info.finish_reason) == (reward, "length")
+        assert made(tmp_path) == read

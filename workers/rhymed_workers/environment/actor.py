@@ -46,7 +46,7 @@ class Actor:
             pool.names if self._settings.stateful and self._settings.replay else set()
         )
         self.calls = self.errors = self.rebuilt = 0
-        self._opened: set[messages.SampleId] = set()  # of factory or url: tools have no state
+        self._opened: set[messages.SampleId] = set()  # by class: tools have no state
         self.unreported: dict[messages.SampleId, list[messages.Call]] = {}  # calls; who reports the sample takes them
 
     @property
@@ -85,7 +85,7 @@ class Actor:
     async def _open(self, id: messages.SampleId) -> Opened:
         """Makes the sample's environment."""
         (row,) = await retry(lambda: self._store.get_prompts([id.prompt]), "reading a prompt")
-        if self._settings.stateful:
+        if self._settings.factory:
             self._opened.add(id)
         chat = render.messages(self._config.data, f"prompt {id.prompt}", row)
         return await self._pool.open(str(id), row, chat)
@@ -96,8 +96,9 @@ class Actor:
         if not self._pool.has(str(id), number - 1):
             await self._rebuild(id, stored)
         if turn.finish_reason == "length":  # it has no room for another token
-            reward = await self._pool.reward(str(id))
-            await self._put(id, number, messages.Answer(length=0, done=True, reward=reward, cut=True), [])
+            ended = await self._last_word(id, stored)
+            answer = messages.Answer(length=0, done=True, reward=ended.reward, calls=list(ended.calls), cut=True)
+            await self._put(id, number, answer, [])
             return True
         last = number == self._settings.max_turns
         stepped = await self._step(id, stored, self._dialogue.read(stored.turns[-1].tolist()), last=last)
@@ -112,6 +113,12 @@ class Actor:
         )
         await self._put(id, number, answer, tokens)
         return done or cut
+
+    async def _last_word(self, id: messages.SampleId, stored: StoredSession) -> Stepped:
+        """Of a turn that was cut. Its calls are not made; an environment that reads text gets what there is of it."""
+        if self._pool.about.kind == "text":
+            return await self._step(id, stored, self._dialogue.read(stored.turns[-1].tolist()), last=True)
+        return Stepped(reward=await self._pool.reward(str(id)))
 
     async def _step(self, id: messages.SampleId, stored: StoredSession, read: Read, *, last: bool) -> Stepped:
         if self._pool.about.kind != "text" and {call.name for call in read.calls} - self._repeatable:
@@ -148,10 +155,8 @@ class Actor:
         log.info("answer %d of sample %s: %s", number, id, counted(answer.length, "token"), extra=more)
 
 
-def _sum(*rewards: float | None) -> float | None:
-    """None: none was given."""
-    given = [reward for reward in rewards if reward is not None]
-    return sum(given) if given else None
+def _sum(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else one + other
 
 
 def _interrupted(read: Read) -> Stepped:

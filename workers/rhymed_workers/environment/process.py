@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 from collections.abc import Sequence
 from typing import Any, Self
@@ -23,9 +22,6 @@ from rhymed_workers.environment.protocol import MOST_BYTES, Answer, Moved, Phase
 from rhymed_workers.scorers.explain import hung_at
 from rhymed_workers.scoring.caged import TRACEBACK_S, Caged, ProcessEnded, spawn
 
-log = logging.getLogger(__name__)
-
-MAX_STARTS, RESTART_S = 3, 0.5  # killed so often in a row while it loads: more may not help
 START_S = 120.0  # to import the user's code, on a loaded machine
 GRACE_S = 5.0  # for a call that is cancelled to end
 
@@ -39,11 +35,6 @@ class Asked:
         self.place: asyncio.Future[str] = loop.create_future()
         self.phase: Phase | None = None
         self.timer: asyncio.TimerHandle | None = None
-
-    @property
-    def begun(self) -> bool:
-        """User code has worked for it."""
-        return self.phase in ("sync", "async")
 
     def stop(self) -> None:
         if self.timer is not None:
@@ -76,20 +67,7 @@ class EnvironmentProcess(Caged):
     @classmethod
     async def start(cls, config: Config, deadline_s: float = START_S) -> Self:
         """Returns when the user's code is loaded. Raises `EnvironmentUnusable` when it cannot be, and
-        `EnvironmentFailed` when another start may help: something killed it, or a server does not answer.
-
-        Starts again if something kills it while it loads. If the user's code does that, it does so every time.
-        """
-        for attempt in range(1, MAX_STARTS):
-            try:
-                return await cls._start(config, deadline_s)
-            except EnvironmentLost as error:
-                log.warning("process with environments not started (%d of %d): %s", attempt, MAX_STARTS, error)
-                await asyncio.sleep(RESTART_S)
-        return await cls._start(config, deadline_s)
-
-    @classmethod
-    async def _start(cls, config: Config, deadline_s: float) -> Self:
+        `EnvironmentFailed` when another start may help: something killed it, or a server does not answer."""
         started = cls(*await spawn(config.reward, "rhymed_workers.environment.hosting.child"), config)
         try:
             await started._load(config, deadline_s)
@@ -108,7 +86,7 @@ class EnvironmentProcess(Caged):
             raise EnvironmentFailed(f"{self._what} was not loaded within {deadline_s:g} s") from None
         except (ProcessEnded, msgspec.MsgspecError) as error:
             end = await self.explain_end(error)
-            kind = EnvironmentLost if end.startswith("signal") else EnvironmentUnusable
+            kind = EnvironmentFailed if end.startswith("signal") else EnvironmentUnusable
             raise kind(f"loading {self._what}: the process ended with {end}") from None
         if self.ready.error:
             kind = EnvironmentFailed if config.environment.url else EnvironmentUnusable
@@ -142,18 +120,16 @@ class EnvironmentProcess(Caged):
                 self._take(msgspec.msgpack.decode(await self.read(MOST_BYTES), type=Reply))
         except (ProcessEnded, msgspec.MsgspecError) as reason:
             asked, self._asked = self._asked, {}
-            blamed = [number for number, each in asked.items() if each.begun]
+            blamed = _suspects(asked)
             _fail(asked, f"{self._what}: its process ended with {await self.explain_end(reason)}", blamed)
 
     def _take(self, reply: Any) -> None:
         asked = self._asked.get(reply.number)
         if asked is None:
-            if isinstance(reply, Place):  # the request was answered while we asked where it is
-                return
             raise ProcessEnded("an answer that it was not asked for")
         match reply:
             case Moved(phase=phase):
-                asked.phase = phase if not asked.begun or phase != "queued" else asked.phase
+                asked.phase = phase
                 self._watch(reply.number, phase)
             case Place(frames=frames):
                 if not asked.place.done():
@@ -192,6 +168,13 @@ class EnvironmentProcess(Caged):
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _suspects(asked: dict[int, Asked]) -> list[int]:
+    """Requests for which user code was running when the process ended by itself. One that awaited did nothing, unless
+    no other was running."""
+    running = [number for number, each in asked.items() if each.phase == "sync"]
+    return running or [number for number, each in asked.items() if each.phase == "async"]
 
 
 def _fail(asked: dict[int, Asked], why: str, blamed: Sequence[int] = ()) -> None:

@@ -5,8 +5,6 @@ A process has many requests at once. Its first frame is `Ready`; each `Reply` na
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -21,7 +19,8 @@ Kind = Literal["tools", "methods", "text"]
 """Functions; a class whose public methods are tools, as TRL's; a class that reads text, as SkyRL-Gym's."""
 
 Phase = Literal["queued", "sync", "async"]
-"""Of a request: waits until other user code has returned, runs a sync function, or awaits async ones."""
+"""Of a request: waits until other user code has returned, runs a sync function, or awaits async ones. Whoever runs
+when the process ends is to blame."""
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
@@ -38,19 +37,10 @@ class Step(msgspec.Struct, frozen=True, tag=True):
 
     name: str
     text: str  # without special tokens
-    calls: str = "[]"  # JSON: MessagePack has no integers of more than 64 bits, and policies write them
+    calls: list[Wanted] = []
     malformed: str = ""  # why its calls cannot be read; empty: they can
     last: bool = False  # it writes no other turn
     number: int = 0
-
-    @property
-    def wanted(self) -> list[Wanted]:
-        return [Wanted(name, arguments) for name, arguments in json.loads(self.calls)]
-
-
-def calls_text(calls: Sequence[Wanted]) -> str:
-    """As `Step` has them."""
-    return json.dumps([[call.name, call.arguments] for call in calls])
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):

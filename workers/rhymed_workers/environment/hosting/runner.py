@@ -90,6 +90,7 @@ class Runner:
             except BaseException as error:  # SystemExit is user code's too
                 outcome = None, error
             self._in_thread.pop(number, None)
+            self._tell(number, "queued")
             self.loop.call_soon_threadsafe(done.set_result, outcome)
 
         self._jobs.put(functools.partial(contextvars.copy_context().run, job))
