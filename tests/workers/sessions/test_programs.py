@@ -129,7 +129,8 @@ second = generate([1, 2, 3, *first["token_ids"], 9])
 assert second["finish_reason"] == "stop"
 assert post("/reward", reward=0.25).json() == {"reward": 0.25}
 assert post("/v1/reward", reward=0.5).status_code == 200
-assert post("/reward", reward="much").status_code == 400
+for wrong in ("much", True, None, [1], 10**400):
+    assert post("/reward", reward=wrong).status_code == 400, wrong
 assert post("/inference/v1/generate", token_ids=[]).json()["error"]["param"] == "token_ids"
 """
     (sample,) = await finished(config_of(tmp_path, program), store)
@@ -160,6 +161,10 @@ assert code([say("x" * 1600)]) == (400, "context_length_exceeded")
 base, key = os.environ["OPENAI_BASE_URL"], {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
 assert httpx.get(base + "/models").json()["error"]["code"] == "invalid_api_key"
 assert httpx.get(base.replace("-0/", "-1/") + "/models", headers=key).status_code == 401
+assert httpx.get(base + "/models", headers={b"Authorization": b"Bearer \\xff"}).status_code == 401
+assert httpx.post(base + "/chat/completions", headers=key, content=b"[" * 100_000).status_code == 400
+deep = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+assert code([say("a"), {"role": "assistant", "tool_calls": [deep]}, say("b")]) == (500, "internal_error")
 assert httpx.get(base + "/models", headers=key).json()["data"][0]["object"] == "model"
 assert httpx.post(base + "/responses", headers=key, json={}).json()["error"]["code"] == "unknown_url"
 assert httpx.post(base + "/chat/completions", headers=key, content=b"{").status_code == 400
@@ -184,12 +189,18 @@ async def test_what_cannot_be_answered_is_refused_in_words_of_openai(store: Stor
         ("ask([say('a')]); raise ValueError('my mistake')", "ValueError: my mistake"),
         ("pass", "ended without an answered call"),
         ("ask([say('a')]); import time; time.sleep(60)", r"made no call for 1 s \(environment.timeout_s\)"),
+        (
+            "ask([say('a')])\nwhile True:\n try: ask([say('b')])\n except Exception: pass",
+            r"had its 1 turns \(environment.max_turns\) and did not end within 1 s \(environment.timeout_s\)",
+        ),
         ("ask([say('a')]); hold = bytearray(3 << 30)", "MemoryError"),
         ("ask([say('a')]); os.kill(os.getpid(), 9)", "signal SIGKILL"),
     ],
 )
 async def test_a_program_that_fails_is_no_sample(store: StoreClient, tmp_path: Path, program: str, why: str) -> None:
-    config = config_of(tmp_path, program, timeout_s=1.0 if "sleep" in program else 60.0, memory_gib=1.5)
+    limits = {"timeout_s": 1.0 if "sleep" in program or "while" in program else 60.0, "memory_gib": 1.5}
+    turns = {"max_turns": 1} if "while" in program else {}
+    config = config_of(tmp_path, program, **limits, **turns)
     loop = Loop(store)
     async with Programs(config, store) as programs:
         with pytest.raises(EnvironmentFailed, match=why):
@@ -302,6 +313,9 @@ first = post("broken")
 assert post("broken", **{"x-stainless-retry-count": "1"}) == first
 assert post("broken") != first, "asked again, not repeated"
 assert post("key", **{"Idempotency-Key": "k"}) == post("key", **{"Idempotency-Key": "k"})
+other = {"model": "m", "messages": [say("other")]}
+refused = httpx.post(base + "/chat/completions", json=other, headers=key | {"Idempotency-Key": "k"})
+assert refused.status_code == 422 and "that of another request" in refused.json()["error"]["message"]
 """
     mark = tmp_path / "mark"
     config = config_of(tmp_path, program.replace('os.environ["MARK"]', repr(str(mark))))

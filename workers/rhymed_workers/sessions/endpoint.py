@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from rhymed.errors import AddressRefused, CallRefused
+from rhymed.text import short
 from rhymed_workers.sessions.chat import answers
 from rhymed_workers.sessions.chat.asked import Asked, chat_asked, tokens_asked
 from rhymed_workers.sessions.session import Session
@@ -27,7 +28,8 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 20  # of a request
 INLINE_BYTES = 64 << 10  # what is larger is read and written in a thread
-EVERYWHERE = ("0.0.0.0", "::", "")
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Address that binds all of its kind -> this host's own."""
 
 Handler = Callable[[web.Request, Session], Awaitable[web.StreamResponse]]
 
@@ -70,7 +72,7 @@ class Endpoint:
     @property
     def host(self) -> str:
         """As its programs reach it."""
-        return "127.0.0.1" if self._bind in EVERYWHERE else self._bind
+        return EVERYWHERE.get(self._bind, self._bind)
 
     def url(self, name: str) -> str:
         """`OPENAI_BASE_URL` of a session."""
@@ -100,7 +102,9 @@ class Endpoint:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             given = request.headers.get("api-key") or request.headers.get("x-api-key") or ""
-        if session is None or not secrets.compare_digest(given.strip().encode(), session.token.encode()):
+        if session is None or not secrets.compare_digest(
+            given.strip().encode(errors="replace"), session.token.encode()
+        ):
             raise CallRefused("this key is not that of a sample that is here", code="invalid_api_key", status=401)
         return session
 
@@ -137,9 +141,7 @@ class Endpoint:
     async def _reward(self, request: web.Request, session: Session) -> web.StreamResponse:
         body = await _decoded(await request.read())
         reward = body.get("reward") if isinstance(body, dict) else None
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise CallRefused(f"reward = {reward!r:.40}: a finite number expected", param="reward")
-        session.reward = float(reward)
+        session.reward = _finite(reward)
         return await _json({"reward": session.reward})
 
     async def _models(self, request: web.Request, session: Session) -> web.StreamResponse:
@@ -154,6 +156,17 @@ class Endpoint:
         )
 
 
+def _finite(reward: Any) -> float:
+    """Raises `CallRefused`."""
+    try:
+        number = math.nan if isinstance(reward, bool | str) else float(reward)
+    except (TypeError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise CallRefused(f"reward = {short(reward, 40)}: a finite number expected", param="reward")
+    return number
+
+
 def _identity(request: web.Request, raw: bytes) -> tuple[bytes, str, bool]:
     """Of the call: its body's digest, its key, and whether its client says that it repeats it."""
     key = request.headers.get("Idempotency-Key", "")
@@ -166,7 +179,7 @@ async def _decoded(raw: bytes) -> Any:
         if len(raw) <= INLINE_BYTES:
             return msgspec.json.decode(raw)
         return await asyncio.to_thread(msgspec.json.decode, raw)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CallRefused(f"the request's body is no JSON: {error}") from None
 
 

@@ -67,15 +67,14 @@ class Program(Caged):
         """`row`: JSON. Raises `EnvironmentFailed`."""
         settings = config.environment
         program = cls(*await spawn(config.reward, "rhymed_workers.sessions.child"), config)
-        variables = {**given, "RHYMED_ROW": program._row(row)}
-        order = {
-            "command": words,
-            "environment": environment_of(os.environ, host, variables),
-            "memory_bytes": settings.memory_gib * (1 << 30),
-            "file_bytes": config.reward.file_mib << 20,
-            "open_files": config.reward.open_files,
-        }
         try:
+            order = {
+                "command": words,
+                "environment": environment_of(os.environ, host, {**given, "RHYMED_ROW": program._row(row)}),
+                "memory_bytes": settings.memory_gib * (1 << 30),
+                "file_bytes": config.reward.file_mib << 20,
+                "open_files": config.reward.open_files,
+            }
             await program.write(json.dumps(order).encode())
         except ProcessEnded:
             raise EnvironmentFailed(await program.explain()) from None

@@ -82,7 +82,7 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: Call | None = None  # with the policy
         self._made = 0  # calls that were answered, or are with the policy
-        self._since = time.monotonic()  # when the program had to go on
+        self._since = self._answered = time.monotonic()  # when the program had to go on, and could go on last
 
     @property
     def tokens(self) -> int:
@@ -102,7 +102,7 @@ class Session:
     # What the program's connections do
 
     def call(self, asked: Asked, digest: bytes, key: str = "", retried: bool = False) -> Call:
-        """A new call, or the one that this request repeats."""
+        """A new call, or the one that this request repeats. Raises `CallRefused`."""
         if (call := self._same(digest, key, retried)) is None:
             call = Call(asked, digest, key, asyncio.get_running_loop().create_future())
             self.calls.append(call)
@@ -113,7 +113,10 @@ class Session:
 
     def _same(self, digest: bytes, key: str, retried: bool) -> Call | None:
         if key:
-            return next((call for call in self.calls if call.key == key), None)
+            same = next((call for call in self.calls if call.key == key), None)
+            if same is not None and same.digest != digest:
+                raise CallRefused(f"this Idempotency-Key ({key!r:.80}) is that of another request", status=422)
+            return same
         alike = [call for call in self.calls if call.digest == digest]
         broken = [call for call in alike if call.broken]
         return broken[0] if broken else alike[-1] if alike and retried else None
@@ -140,8 +143,13 @@ class Session:
                     param="messages",
                 )
         except CallRefused as error:
-            call.answer.set_exception(error)
-            call.answer.exception()  # its connection may have ended
+            _refuse(call, error)
+            return
+        except Exception:  # else its client would wait for ever
+            log.exception("sample %s: a call cannot be read", self.id)
+            _refuse(
+                call, CallRefused("the call cannot be read; the worker's log says why", "internal_error", status=500)
+            )
             return
         self._ready.append(call)
         self._arrived.set()
@@ -165,10 +173,10 @@ class Session:
         """
         if self._open is not None and not await self._read():
             return False
-        self._since = time.monotonic()
+        self._since = self._answered = time.monotonic()
         while (call := await self._next()) is not None:
             if self._made >= self._limits.turns:
-                self._refuse(call)
+                _refuse(call, self._too_many())
                 continue
             self._made += 1
             turn = self._record.ask(call.prompt, call.asked.most)
@@ -176,6 +184,7 @@ class Session:
                 await self._put_call(call)
                 return False
             await self._deliver(call, turn)
+            self._answered = time.monotonic()
         await self._put_end()
         return True
 
@@ -197,35 +206,38 @@ class Session:
         """The next call; None: the program has ended as it should."""
         assert self.program is not None, "the program was started"
         limit_s = self._limits.timeout_s if self._made else max(START_S, self._limits.timeout_s)
+        deadline = self._answered + limit_s  # a refusal is no answer: who only asks to be refused is ended, too
+        spent = self._made >= self._limits.turns
         while not self.program.ended.done():
-            if self._ready:
+            rest_s = deadline - time.monotonic()
+            if self._ready and (rest_s > 0 or not spent):
                 return self._ready.popleft()
             self._arrived.clear()
             arrived = asyncio.ensure_future(self._arrived.wait())
             try:
                 done, _ = await asyncio.wait(
-                    {arrived, self.program.ended}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+                    {arrived, self.program.ended}, timeout=max(0.0, rest_s), return_when=asyncio.FIRST_COMPLETED
                 )
             finally:
                 arrived.cancel()
             if not done:
                 await self.program.kill()
+                did = "made no call for"
+                if spent:
+                    did = f"had its {self._limits.turns} turns (environment.max_turns) and did not end within"
                 raise EnvironmentFailed(
-                    f"{self._limits.command} made no call for {limit_s:g} s (environment.timeout_s) and was ended"
+                    f"{self._limits.command} {did} {limit_s:g} s (environment.timeout_s) and was ended"
                     f"{self.program.words()}"
                 )
         if self.program.ended.result() != 0:
             raise EnvironmentFailed(await self.program.explain())
         return None
 
-    def _refuse(self, call: Call) -> None:
-        call.answer.set_exception(
-            CallRefused(
-                f"this sample has had its {self._limits.turns} turns (environment.max_turns): end with what you have",
-                code="max_turns_exceeded",
-            )
+    def _too_many(self) -> CallRefused:
+        return CallRefused(
+            f"this sample has had its {self._limits.turns} turns (environment.max_turns): end with what you have",
+            code="max_turns_exceeded",
         )
-        call.answer.exception()
 
     async def _put_call(self, call: Call) -> None:
         after, kept, tokens = self._record.continued(call.prompt)
@@ -274,6 +286,12 @@ class Session:
             call.answer.cancel()
         if self.program is not None:
             await self.program.kill()
+
+
+def _refuse(call: Call, error: CallRefused) -> None:
+    if not call.answer.done():
+        call.answer.set_exception(error)
+        call.answer.exception()  # its connection may have ended
 
 
 def _name(prompt: Tokens, number: int) -> str:
