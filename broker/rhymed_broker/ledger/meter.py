@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from rhymed.messages import Score
-from rhymed_broker.ledger.sessions.tools import ToolMeters
 from rhymed_broker.slices import Slices, whole
 from rhymed_broker.states import Sample
+from rhymed_broker.toolmeters import ToolMeters
 
 
 class Occupancy:

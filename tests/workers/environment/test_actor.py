@@ -79,7 +79,10 @@ class Reader:
 
     def step(self, action):
         note("read")
-        return {"observations": [], "reward": 0.25, "done": False}
+        return {"observations": [{"role": "user", "content": "so " * 100}], "done": False, "reward": 0.25}
+
+    def close(self):
+        pass
 '''
 ONE = ids()[0]
 Make: TypeAlias = "Callable[..., AbstractAsyncContextManager[Actor]]"
@@ -266,6 +269,19 @@ async def test_a_forged_prompt_or_answer_stays_but_breaks_no_worker(worker: Make
         info = await actor.act(ONE)
         assert info is not None
         assert info.earned == 99.0
+
+
+async def test_what_an_environment_gave_for_the_turn_whose_answer_has_no_room_counts(
+    worker: Make, client: StoreClient
+) -> None:
+    async with worker(factory="Reader") as actor:
+        short = actor._config.rollout.model_copy(update={"max_response_length": 100})
+        actor._config = actor._config.model_copy(update={"rollout": short})
+        await actor.act(ONE)
+        await write(client, 0)
+        info = await actor.act(ONE)
+        assert info is not None
+        assert (info.earned, info.finish_reason) == (0.25, "length")
 
 
 @pytest.mark.parametrize(("factory", "read", "reward"), [("Reader", ["read"], 0.25), ("Counter", [], 0.0)])

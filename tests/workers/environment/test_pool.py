@@ -7,12 +7,13 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rhymed.errors import HOPELESS, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
-from rhymed_workers.environment.protocol import Stepped, Wanted
+from rhymed_workers.environment.protocol import Stepped, Wanted, Where
 from rhymed_workers.sessions.calls import Read
-from tests.workers.environment.pools import CHAT, Make, ask, maker
+from tests.workers.environment.pools import CHAT, Make, ask, maker, told
 
 TOOLS = '''
 import asyncio, os, sys, time
@@ -131,6 +132,11 @@ async def test_functions_are_called_and_their_results_are_messages(make: Make) -
         assert (await pool.step("a", Read("That is all."), last=False)) == Stepped(done=True)
 
 
+async def test_numbers_of_any_size_reach_a_tool(make: Make) -> None:
+    async with make(tools="add") as pool:
+        assert await told(pool, "add", a=10**30, b=-1) == str(10**30 - 1)
+
+
 async def test_what_a_tool_raises_is_an_answer(make: Make) -> None:
     async with make(tools="add,misbehave") as pool:
         for stepped, why in (
@@ -197,6 +203,15 @@ async def test_an_environment_that_raises_is_broken_in_words(make: Make) -> None
             await pool.step("a", Read("x"), last=False)
 
 
+async def test_a_request_that_is_answered_while_its_place_is_asked_for_costs_nothing(make: Make) -> None:
+    async with make(tools="add") as pool:
+        (process,) = pool._processes
+        await process.write(msgspec.msgpack.encode(Where(7)))
+        assert await told(pool, "add", a=1) == "2"
+        assert pool._processes == [process]
+        assert process.usable
+
+
 async def test_a_killed_process_loses_its_environments(make: Make) -> None:
     async with make(factory="Game") as pool:
         await pool.open("a", {"secret": 3}, CHAT)
@@ -236,3 +251,23 @@ async def test_what_a_decorator_wrapped_is_a_tool(make: Make) -> None:
     async with make(tools="wrapped") as pool:
         assert pool.names == {"add"}
         assert (await ask(pool, "add", a=4)).messages[0]["content"] == "5"
+
+
+ONCE = """
+import os, pathlib
+mark = pathlib.Path(__file__).with_suffix(".mark")
+if not mark.exists():
+    mark.touch()
+    os.kill(os.getpid(), 9)
+"""
+
+
+async def test_a_process_that_is_killed_while_it_loads_is_started_again(tmp_path: Path) -> None:
+    async with maker(tmp_path, ONCE + TOOLS)(tools="add") as pool:
+        assert pool.names == {"add"}
+
+
+async def test_a_process_that_is_killed_whenever_it_loads_is_not(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"loading .*mine.py:add: the process ended with signal SIGKILL"):
+        async with maker(tmp_path, "import os\nos.kill(os.getpid(), 9)\n")(tools="add"):
+            pass

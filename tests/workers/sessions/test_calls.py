@@ -25,6 +25,7 @@ def call(body: str) -> str:
             [Wanted("f", {}), Wanted("g", {"x": "y"})],
         ),
         (call('{"name": "f", "arguments": "{\\"a\\": [1, 2]}"}'), [Wanted("f", {"a": [1, 2]})]),
+        (call('{"name": "f", "arguments": {"a": "\\ud83d\\ude00"}}'), [Wanted("f", {"a": "\U0001f600"})]),
     ],
 )
 def test_calls_are_read(text: str, calls: list[Wanted]) -> None:
@@ -40,6 +41,9 @@ def test_calls_are_read(text: str, calls: list[Wanted]) -> None:
         (call('{"arguments": {}}'), "it has no name"),
         (call('{"name": "f", "arguments": [1]}'), "its arguments are no object"),
         (call('{"name": "f"}') + call("{}"), "it has no name"),
+        (call('{"name": "f", "arguments": ' + "[" * 100_000), "not JSON"),
+        (call('{"name": "\\ud83d"}'), "half of a surrogate pair"),
+        (call('{"name": "f", "arguments": {"a": ["\\ude00"]}}'), "half of a surrogate pair"),
         ('<tool_call>{"name": "f"}' + call('{"name": "g"}'), "has no </tool_call>"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from rhymed.errors import ConfigError, DataError
 from rhymed.inputs.tokenizer import read_tokenizer
 from rhymed_workers.sessions.calls import Wanted
-from rhymed_workers.sessions.dialogue import Dialogue
+from rhymed_workers.sessions.dialogue import TURN, Dialogue
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -23,6 +23,7 @@ LLAMA = (
 )
 STRIPS = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] | trim }}")
 NO_TOOL_ROLE = "{% for m in messages if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endfor %}" + CHATML
+NO_NARRATOR = NO_TOOL_ROLE.replace("'tool'", "'narrator'")
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CHAT = [{"role": "user", "content": "What is 1 + 2?"}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -69,6 +70,12 @@ def test_the_end_of_a_turn_is_not_written_twice(tokenizer: Any) -> None:
     assert tokenizer.decode(talk.suffix(result, other)).startswith("<|im_end|>\n<|im_start|>tool")
 
 
+def test_a_result_with_the_words_of_the_stand_in_is_rendered_whole(tokenizer: Any) -> None:
+    talk = dialogue(tokenizer, CHATML)
+    result = [{"role": "tool", "name": "add", "content": f"3 {TURN} 4"}]
+    assert f"<|im_start|>tool\n3 {TURN} 4<|im_end|>" in tokenizer.decode(talk.suffix(result, 0))
+
+
 def test_a_template_that_knows_no_tools_gets_them_as_a_system_message(tokenizer: Any) -> None:
     text = tokenizer.decode(dialogue(tokenizer, CHATML, [TOOL]).prompt("row", CHAT))
     assert text.startswith("<|im_start|>system\n# Tools")
@@ -86,6 +93,8 @@ def test_a_template_without_a_role_for_results_gets_them_as_the_users(tokenizer:
     text = tokenizer.decode(talk.suffix([{"role": "tool", "name": "add", "content": "3"}], 0))
     assert "<|im_start|>user\n<tool_response>\n3\n</tool_response>" in text
     assert talk.problem() == ""
+    whole = [*CHAT, {"role": "assistant", "content": CALL}, {"role": "tool", "name": "add", "content": "3"}]
+    assert text.partition("<|im_end|>")[2] in tokenizer.decode(talk.prompt("row", whole))
 
 
 def test_a_template_that_rewrites_earlier_turns_is_told(tokenizer: Any) -> None:
@@ -96,7 +105,7 @@ def test_what_cannot_be_rendered_is_an_error_that_names_the_row(tokenizer: Any) 
     with pytest.raises(DataError, match=r"row 7 has \d+ tokens, its environment and tools included"):
         dialogue(tokenizer, CHATML, limit=5).prompt("row 7", CHAT)
     with pytest.raises(DataError, match="row 7: the chat template refuses it"):
-        dialogue(tokenizer, NO_TOOL_ROLE).prompt("row 7", [{"role": "tool", "content": "3"}])
+        dialogue(tokenizer, NO_NARRATOR).prompt("row 7", [{"role": "narrator", "content": "3"}])
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match=r"model\.chat_template"):
         Dialogue(tokenizer, [], 100)

@@ -46,7 +46,7 @@ class Actor:
             pool.names if self._settings.stateful and self._settings.replay else set()
         )
         self.calls = self.errors = self.rebuilt = 0
-        self._opened: set[messages.SampleId] = set()  # by class: tools have no state
+        self._opened: set[messages.SampleId] = set()  # of factory or url: tools have no state
         self.unreported: dict[messages.SampleId, list[messages.Call]] = {}  # calls; who reports the sample takes them
 
     @property
@@ -85,7 +85,7 @@ class Actor:
     async def _open(self, id: messages.SampleId) -> Opened:
         """Makes the sample's environment."""
         (row,) = await retry(lambda: self._store.get_prompts([id.prompt]), "reading a prompt")
-        if self._settings.factory:
+        if self._settings.stateful:
             self._opened.add(id)
         chat = render.messages(self._config.data, f"prompt {id.prompt}", row)
         return await self._pool.open(str(id), row, chat)
@@ -155,8 +155,10 @@ class Actor:
         log.info("answer %d of sample %s: %s", number, id, counted(answer.length, "token"), extra=more)
 
 
-def _sum(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one if other is None else one + other
+def _sum(*rewards: float | None) -> float | None:
+    """None: none was given."""
+    given = [reward for reward in rewards if reward is not None]
+    return sum(given) if given else None
 
 
 def _interrupted(read: Read) -> Stepped:

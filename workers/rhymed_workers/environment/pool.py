@@ -18,7 +18,7 @@ from rhymed.config.checks import QUEUED
 from rhymed.errors import EnvironmentFailed, EnvironmentLost
 from rhymed.inputs.rows import Row
 from rhymed_workers.environment.process import EnvironmentProcess
-from rhymed_workers.environment.protocol import Answer, Chat, Close, Open, Ready, Request, Step, Stepped
+from rhymed_workers.environment.protocol import Answer, Chat, Close, Open, Ready, Request, Step, Stepped, calls_text
 from rhymed_workers.sessions.calls import Read
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Environments:
         seen = process.names.get(name)
         if seen is not None:
             process.names[name] = UNKNOWN
-        answer = await self._ask(process, Step(name, read.text, list(read.calls), read.malformed, last))
+        answer = await self._ask(process, Step(name, read.text, calls_text(read.calls), read.malformed, last))
         if seen is not None:
             process.names[name] = seen + 1
         assert answer.stepped is not None, "a step is answered by one"

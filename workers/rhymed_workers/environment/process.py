@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Sequence
 from typing import Any, Self
@@ -22,6 +23,9 @@ from rhymed_workers.environment.protocol import MOST_BYTES, Answer, Moved, Phase
 from rhymed_workers.scorers.explain import hung_at
 from rhymed_workers.scoring.caged import TRACEBACK_S, Caged, ProcessEnded, spawn
 
+log = logging.getLogger(__name__)
+
+MAX_STARTS, RESTART_S = 3, 0.5  # killed so often in a row while it loads: more may not help
 START_S = 120.0  # to import the user's code, on a loaded machine
 GRACE_S = 5.0  # for a call that is cancelled to end
 
@@ -67,7 +71,20 @@ class EnvironmentProcess(Caged):
     @classmethod
     async def start(cls, config: Config, deadline_s: float = START_S) -> Self:
         """Returns when the user's code is loaded. Raises `EnvironmentUnusable` when it cannot be, and
-        `EnvironmentFailed` when another start may help: something killed it, or a server does not answer."""
+        `EnvironmentFailed` when another start may help: something killed it, or a server does not answer.
+
+        Starts again if something kills it while it loads. If the user's code does that, it does so every time.
+        """
+        for attempt in range(1, MAX_STARTS):
+            try:
+                return await cls._start(config, deadline_s)
+            except EnvironmentLost as error:
+                log.warning("process with environments not started (%d of %d): %s", attempt, MAX_STARTS, error)
+                await asyncio.sleep(RESTART_S)
+        return await cls._start(config, deadline_s)
+
+    @classmethod
+    async def _start(cls, config: Config, deadline_s: float) -> Self:
         started = cls(*await spawn(config.reward, "rhymed_workers.environment.hosting.child"), config)
         try:
             await started._load(config, deadline_s)
@@ -86,11 +103,10 @@ class EnvironmentProcess(Caged):
             raise EnvironmentFailed(f"{self._what} was not loaded within {deadline_s:g} s") from None
         except (ProcessEnded, msgspec.MsgspecError) as error:
             end = await self.explain_end(error)
-            kind = EnvironmentFailed if end.startswith("signal") else EnvironmentUnusable
+            kind = EnvironmentLost if end.startswith("signal") else EnvironmentUnusable
             raise kind(f"loading {self._what}: the process ended with {end}") from None
         if self.ready.error:
-            kind = EnvironmentFailed if config.environment.url else EnvironmentUnusable
-            raise kind(self.ready.error)
+            raise (EnvironmentFailed if config.environment.url else EnvironmentUnusable)(self.ready.error)
 
     async def ask(self, request: Request) -> Answer:
         """Raises `EnvironmentFailed`: the environment is broken, or has ended its process, which `usable` tells;
@@ -126,6 +142,8 @@ class EnvironmentProcess(Caged):
     def _take(self, reply: Any) -> None:
         asked = self._asked.get(reply.number)
         if asked is None:
+            if isinstance(reply, Place):  # the request was answered while we asked where it is
+                return
             raise ProcessEnded("an answer that it was not asked for")
         match reply:
             case Moved(phase=phase):

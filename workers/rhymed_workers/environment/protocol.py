@@ -5,6 +5,8 @@ A process has many requests at once. Its first frame is `Ready`; each `Reply` na
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -37,10 +39,19 @@ class Step(msgspec.Struct, frozen=True, tag=True):
 
     name: str
     text: str  # without special tokens
-    calls: list[Wanted] = []
+    calls: str = "[]"  # JSON: MessagePack has no integers of more than 64 bits, and policies write them
     malformed: str = ""  # why its calls cannot be read; empty: they can
     last: bool = False  # it writes no other turn
     number: int = 0
+
+    @property
+    def wanted(self) -> list[Wanted]:
+        return [Wanted(name, arguments) for name, arguments in json.loads(self.calls)]
+
+
+def calls_text(calls: Sequence[Wanted]) -> str:
+    """As `Step` has them."""
+    return json.dumps([[call.name, call.arguments] for call in calls])
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):

@@ -64,7 +64,7 @@ def hermes(text: str) -> tuple[list[Wanted], str]:
             return [], f"a {BEGIN} has no {END}"
         try:
             calls.append(_call(json.loads(found.group(1))))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return [], f'a call is not JSON like {{"name": ..., "arguments": {{...}}}}: {error}'
     return calls, ""
 
@@ -78,6 +78,10 @@ def _call(content: Any) -> Wanted:
         arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
         raise ValueError("its arguments are no object")
+    try:
+        json.dumps([content["name"], arguments], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it has half of a surrogate pair, which is no character") from None
     return Wanted(content["name"], arguments)
 
 

@@ -66,7 +66,7 @@ class Dialogue:
             )
         chat = [*_user(), {"role": "assistant", "content": TURN}, *self._results(messages)]
         text = self._render(chat, add_generation_prompt=True)
-        rest = text[text.rindex(TURN) + len(TURN) :]
+        rest = text[text.index(TURN) + len(TURN) :]  # the first: what follows may have these words, too
         return self._tokens(rest.removeprefix(self._decode([last], special=True)))
 
     def read(self, tokens: Sequence[int]) -> Read:
@@ -103,6 +103,7 @@ class Dialogue:
     def _text(self, chat: Chat, tools: Sequence[dict[str, Any]]) -> str:
         if self._tokenizer is None:
             return "\n\n".join(message["content"] for message in chat)
+        chat = self._results(chat)
         if self._knows_tools or not tools:
             return self._render(chat, tools=tools or None, add_generation_prompt=True)
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

@@ -14,7 +14,7 @@ from rhymed.config import Environment
 from rhymed_workers.environment.hosting.host import Host
 from rhymed_workers.environment.hosting.load import load_host
 from rhymed_workers.environment.hosting.runner import Runner
-from rhymed_workers.environment.protocol import Chat, Open, Step, Stepped, Wanted
+from rhymed_workers.environment.protocol import Chat, Open, Step, Stepped, Wanted, calls_text
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Begin."}]
 
@@ -28,7 +28,7 @@ class Asked:
         return opened
 
     def step(self, *calls: Wanted, text: str = "", name: str = "a", last: bool = False) -> Stepped:
-        stepped: Stepped = self._run(self.host.step(Step(name, text, list(calls), last=last)))
+        stepped: Stepped = self._run(self.host.step(Step(name, text, calls_text(calls), last=last)))
         return stepped
 
     def told(self, tool: str, **arguments: Any) -> Any:

@@ -34,17 +34,18 @@ class Caller:
         if request.malformed:
             record = Call(name="?", error=request.malformed)
             return Stepped([_message("", trl_error("", request.malformed))], calls=[record])
-        if not request.calls:
+        wanted = request.wanted
+        if not wanted:
             return Stepped(done=True)
         told: dict[int, Told] = {}
         later = []
-        for place, wanted in enumerate(request.calls):
-            tool = tools.get(wanted.name)
+        for place, each in enumerate(wanted):
+            tool = tools.get(each.name)
             if tool is not None and is_async(tool.function):
                 later.append(place)
             else:
-                told[place] = await self._call(wanted, tool, tools)
-        calls = (self._call(request.calls[place], tools[request.calls[place].name], tools) for place in later)
+                told[place] = await self._call(each, tool, tools)
+        calls = (self._call(wanted[place], tools[wanted[place].name], tools) for place in later)
         told |= zip(later, await asyncio.gather(*calls), strict=True)
         longest = min(LONGEST, LONGEST_TURN // len(told))
         answers = [told[place] for place in range(len(told))]

@@ -74,11 +74,11 @@ class RemoteHost:
         if request.malformed:
             content = trl_error("", request.malformed)
             return Stepped([{"role": "tool", "content": content}], calls=[Call(name="?", error=request.malformed)])
-        if not request.calls:
+        if not (asked := request.wanted):
             return Stepped(done=True)
         messages, calls, rewards = [], [], []
         done = False
-        for wanted in request.calls:
+        for wanted in asked:
             seen, call = await self._call(request.name, wanted)
             messages.append({"role": "tool", "name": wanted.name, "content": encodable(seen.text[:LONGEST])})
             calls.append(call)
