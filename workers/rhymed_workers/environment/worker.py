@@ -166,7 +166,7 @@ class EnvironmentWorker(Service):
         return await self._actor.act(id)
 
     async def _report(self, id: messages.SampleId, info: messages.SampleInfo | None) -> None:
-        made = self._actor.unreported.pop(id, None) if isinstance(self._actor, Actor) else None
+        made = self._actor.unreported.pop(id, None)
         calls = [made] if made else []
         if info is None:
             answered = messages.Answered(worker=self.name, samples=[id], calls=calls)

@@ -38,6 +38,7 @@ class Programs:
         self._named: dict[str, Session] = {}
         self._closing = contextlib.AsyncExitStack()
         self.calls = self.errors = self.rebuilt = 0
+        self.unreported: dict[messages.SampleId, list[messages.Call]] = {}  # calls; who reports the sample takes them
 
     async def __aenter__(self) -> Self:
         self._words = command_of(self._config)
@@ -88,6 +89,8 @@ class Programs:
             return await session.act()
         finally:
             self.calls += len(session.calls) - made
+            if session.made:
+                self.unreported[id], session.made = session.made, []
 
     async def _begin(self, id: messages.SampleId, stored: StoredSession) -> Session:
         (row,) = await retry(lambda: self._store.get_prompts([id.prompt]), "reading a prompt")

@@ -21,7 +21,9 @@ import numpy as np
 
 from rhymed import messages
 from rhymed.errors import CallRefused, EnvironmentFailed
+from rhymed.service.logline import cause
 from rhymed.service.retry import retry
+from rhymed.text import call_text, counted
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import StoredSession, get_session, put_answer
 from rhymed_workers.sessions.chat.answers import Written
@@ -74,6 +76,7 @@ class Session:
         self.program: Program | None = None
         self.reward: float | None = None
         self.calls: list[Call] = []
+        self.made: list[messages.Call] = []  # with its last answer, as people see it
         self._store, self._speech, self._limits = store, speech, limits
         self._record, self._conversations = Record(), Conversations()
         self._turns: list[_Turn] = []
@@ -259,6 +262,10 @@ class Session:
         number = len(self._record)
         if not await retry(lambda: put_answer(self._store, self.id, number, answer, tokens), "storing a call"):
             raise EnvironmentFailed("the store has another call: the sample went on elsewhere")
+        self.made = answer.calls
+        calls = [call_text(call) for call in answer.calls]
+        more = cause("answered", [self.id], turns=[number], tokens=[answer.length], calls=[calls])
+        log.info("answer %d of sample %s: %s", number, self.id, counted(answer.length, "token"), extra=more)
 
     def _step(self) -> messages.Call:
         """What the program did, as people see it."""
