@@ -168,6 +168,7 @@ async def test_failures_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "answers 404: it has no model 'm', or not the path of api = 'chat': gone" in await plain(404, "gone")
     assert "answers 400: too long" in await plain(400, "too long")
     assert "answers 500: ouch" in await plain(500, "ouch")
+    assert "answers 521: away" in await plain(521, "away")
     assert "a redirect to http://elsewhere/: write the address" in await plain(307, Location="http://elsewhere/")
     assert "an answer that is not JSON" in await plain(200, "<html>")
     assert "an answer that is not JSON" in await plain(200, "[" * 100_000)
@@ -175,6 +176,10 @@ async def test_failures_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Pool(config("http://127.0.0.1:9/v1", patience_s=0.0)) as pool:
         outcome = await pool.score(item("4", ROW))
         assert "judge m at http://127.0.0.1:9/v1/chat/completions cannot be asked" in str(outcome.error)
+    monkeypatch.setenv("JUDGE_API_KEY", "two\nlines")
+    error = await plain(200)
+    assert "cannot be asked: the variable JUDGE_API_KEY has what no API key can have" in error
+    assert "lines" not in error
 
 
 async def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,7 @@ def test_scores_are_read(keys: dict[str, Any], text: str, reward: float) -> None
         ({"api": "classify"}, {"data": [{"probs": [0.1, 0.9]}]}, "it gave 2 numbers"),
         ({"api": "pooling"}, {"data": [{"data": "AAAA"}]}, "in place of a number"),
         ({"api": "score"}, {"data": [{"score": float("nan")}]}, "in place of a finite number"),
+        ({"api": "score"}, {"data": [{"score": 10**400}]}, "in place of a finite number"),
     ],
 )
 def test_what_cannot_be_read_is_an_error_in_words(keys: dict[str, Any], answer: Any, why: str) -> None:

@@ -22,8 +22,8 @@ from rhymed_workers.judging.request import address_of
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # between attempts
 ANSWER_BYTES = 4 << 20
 REASON_CHARS = 300
-PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}
-"""HTTP states of a server that may recover."""
+PASSING = {408, 409, 425, 429}
+"""HTTP states of a server that may recover, besides 5xx."""
 
 
 class AskFailed(Exception):
@@ -79,6 +79,9 @@ class Client:
         if self._session is None:
             headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
             if self._key:
+                if not (self._key.isascii() and self._key.isprintable()):
+                    variable = self._judge.key_variable
+                    raise AskFailed(f"cannot be asked: the variable {variable} has what no API key can have")
                 headers["Authorization"] = f"Bearer {self._key}"
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._judge.concurrency),
@@ -106,7 +109,7 @@ class Client:
         status, said = response.status, self._said(content)
         if status == 200:
             return
-        if status in PASSING:
+        if status in PASSING or status >= 500:
             raise Passing(
                 f"answers {status}: {said}", pause_s=_asked_pause_s(response.headers.get("Retry-After", ""))
             )

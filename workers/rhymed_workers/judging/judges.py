@@ -127,7 +127,7 @@ class _Asked:
             reward = await self._kept(self._cache, key, body)
             asking.set_result(reward)
             return reward
-        except (Unreadable, AskFailed) as error:
+        except Exception as error:  # also one that nobody foresaw: those who wait must learn of it
             asking.set_result(error)
             raise
         finally:

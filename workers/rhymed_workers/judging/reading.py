@@ -69,7 +69,7 @@ def _single(value: Any, judge: Judge) -> str:
         )
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Unreadable(f"it gave {short(value)} in place of a number")
-    return repr(float(value))
+    return repr(_finite(value))
 
 
 def _last_line(judge: Judge, text: str) -> str:
