@@ -14,7 +14,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from rhymed_store.sessions import StoredSession, get_session, put_answer
 from rhymed_workers.sessions.chat.answers import Written
 from rhymed_workers.sessions.chat.asked import Asked
 from rhymed_workers.sessions.chat.messages import Conversations
+from rhymed_workers.sessions.pending import Call
 from rhymed_workers.sessions.program import Program
 from rhymed_workers.sessions.record import Record, Tokens
 from rhymed_workers.sessions.speech import Speech
@@ -43,25 +43,6 @@ class Limits(NamedTuple):
     turns: int
     timeout_s: float
     command: str
-
-
-@dataclass(eq=False)
-class Call:
-    """`digest`: of the request's body. `key`: that its client gave it; empty: none."""
-
-    asked: Asked
-    digest: bytes
-    key: str
-    answer: asyncio.Future[Written]
-    prompt: Tokens = field(default_factory=lambda: np.zeros(0, np.uint32))
-    turn: int | None = None  # that answers it
-    waiting: int = 0  # connections
-    delivered: bool = False
-
-    @property
-    def broken(self) -> bool:
-        """Its connection ended before its answer was sent."""
-        return not (self.waiting or self.delivered)
 
 
 class _Turn(NamedTuple):
