@@ -52,6 +52,8 @@ LONGEST = (
     "api/test_training",
     "dashboard/test_page",
     "workers/reward/test_pool",
+    "workers/sessions/test_programs",
+    "system/test_programs",
 )
 """Files of half a minute and more, in `make test` or `make test-thorough`, the longest first."""
 
