@@ -22,6 +22,7 @@ from rhymed_store.sessions import NewTurn, begin_calls, get_session, put_answer,
 from rhymed_workers.environment.actor import INTERRUPTED, Actor
 from rhymed_workers.environment.pool import Environments
 from rhymed_workers.sessions.dialogue import Dialogue
+from tests.workers.environment.openenv.servers import SAY, playing
 from tests.workers.peers import ROWS, ids
 
 FILE = '''
@@ -269,6 +270,18 @@ async def test_a_forged_prompt_or_answer_stays_but_breaks_no_worker(worker: Make
         info = await actor.act(ONE)
         assert info is not None
         assert info.earned == 99.0
+
+
+async def test_environments_on_a_server_are_open_until_they_are_closed(config: Config, client: StoreClient) -> None:
+    async with playing(SAY) as game:
+        named = config.environment.model_copy(update={"url": game.url, "processes": 1})
+        own = config.model_copy(update={"environment": named})
+        async with Environments(own) as pool:
+            actor = Actor(own, client, pool, Dialogue(None, [], 1000))
+            await actor.act(ONE)
+            assert actor.open == [ONE]
+            await actor.close(ONE)
+            assert actor.open == []
 
 
 async def test_what_an_environment_gave_for_the_turn_whose_answer_has_no_room_counts(

@@ -138,6 +138,23 @@ assert post("/inference/v1/generate", token_ids=[]).json()["error"]["param"] == 
     assert (sample.info.turns, sample.info.earned) == ([2, 1, 3], 0.5)
 
 
+async def test_token_ids_that_the_model_does_not_have_are_refused(
+    store: StoreClient, tmp_path: Path, tiny_model: Path
+) -> None:
+    program = """
+import httpx
+url, key = os.environ["OPENAI_BASE_URL"].removesuffix("/v1"), os.environ["OPENAI_API_KEY"]
+def generate(*tokens):
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(url + "/inference/v1/generate", json={"token_ids": tokens}, headers=headers, timeout=60)
+refused = generate(1, 1 << 30)
+assert refused.status_code == 400 and "the model's ids are below" in refused.json()["error"]["message"]
+assert generate(1, 2).status_code == 200
+"""
+    (sample,) = await finished(config_of(tmp_path, program, tiny_model), store, lambda prompt, repeats: [5])
+    assert sample.tokens.tolist() == [5]
+
+
 REFUSED = """
 import openai, httpx
 def code(*arguments, **more):

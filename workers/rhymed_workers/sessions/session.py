@@ -140,7 +140,7 @@ class Session:
 
     async def _prompt(self, asked: Asked) -> Tokens:
         if asked.tokens is not None:
-            return np.array(asked.tokens, np.uint32)
+            return np.array(self._speech.checked(asked.tokens), np.uint32)
         if found := self._conversations.continues(asked.tools_key, asked.messages):
             turn, count = found
             before = self._record.end(turn)

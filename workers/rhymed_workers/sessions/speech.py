@@ -29,16 +29,25 @@ PROBE = "stand_in_for_a_call"
 
 
 class Speech:
-    """`tokenizer` None: as for the trace engine, a text's bytes are its tokens."""
+    """`tokenizer` None: as for the trace engine, a text's bytes are its tokens. `vocabulary`: ids are below it; None:
+    any may be."""
 
-    def __init__(self, tokenizer: Any, parser: str) -> None:
-        self._tokenizer, self._parser = tokenizer, parser
+    def __init__(self, tokenizer: Any, parser: str, vocabulary: int | None = None) -> None:
+        self._tokenizer, self._parser, self._vocabulary = tokenizer, parser, vocabulary
         self._dialogues: OrderedDict[bytes, Dialogue] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "speech")
         self._shows_calls = tokenizer is not None and self._renders_calls()
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def checked(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Raises `CallRefused` for one that the model does not have: an engine would end with an error."""
+        if self._vocabulary is not None and (largest := max(tokens)) >= self._vocabulary:
+            raise CallRefused(
+                f"token_ids has {largest}, and the model's ids are below {self._vocabulary}", param="token_ids"
+            )
+        return tokens
 
     async def prompt(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """Raises `CallRefused`."""
@@ -112,12 +121,15 @@ class Speech:
 
 def load_speech(config: Config) -> Speech:
     """Blocking: reads the model's tokenizer. Raises `ConfigError`."""
-    tokenizer = None
+    tokenizer = vocabulary = None
     if config.rollout.engine != "trace":
         from rhymed.inputs.models import resolve_model
         from rhymed.inputs.render import load_tokenizer
+        from rhymed.inputs.tokenizer import read_vocabulary
 
-        tokenizer = load_tokenizer(config.model, resolve_model(config))
-    speech = Speech(tokenizer, config.environment.parser)
+        folder = resolve_model(config)
+        tokenizer = load_tokenizer(config.model, folder)
+        vocabulary = read_vocabulary(folder / "tokenizer.json").size
+    speech = Speech(tokenizer, config.environment.parser, vocabulary)
     speech._dialogue([])  # so that a model without a chat template, or a wrong parser, is an error at once
     return speech
