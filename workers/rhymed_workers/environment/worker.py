@@ -178,8 +178,7 @@ class EnvironmentWorker(Service):
         log.info("sample %s is complete: %s in its turns", id, counted(info.length, "token"), extra=more)
 
     async def _give_back(self, id: messages.SampleId, reason: str, *, retry: bool) -> None:
-        if isinstance(self._actor, Actor):
-            self._actor.unreported.pop(id, None)
+        self._actor.unreported.pop(id, None)
         log.warning(
             "%s: sample %s given back: %s", self.name, id, reason, extra=cause("returned", [id], reason=reason)
         )
