@@ -44,6 +44,9 @@ def describe(config: Config, preview: Preview, training: Measured) -> Section:
         section.add("parser", f"{settings.parser} (environment.parser)")
     if problem := preview.dialogue.problem():
         section.warnings.append(problem)
+    if settings.command:
+        section.add("prompts", "the program writes them; it has its row in RHYMED_ROW")
+        return section
     where, row = training.rows[0]
     begun = preview.begin(where, row)
     section.add("row 1", f"{where}, {begun.length} tokens as the policy reads it:\n{short_prompt(begun.text)}")

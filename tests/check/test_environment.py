@@ -113,3 +113,15 @@ def test_code_that_cannot_be_loaded_is_an_error_before_the_run(make: Any, check:
 def test_an_environment_that_fails_on_the_first_row_is_an_error(make: Any) -> None:
     (error,) = full_check(make({"factory": "Game"}, answer="broken"), generate=False).errors
     assert "Game raised RuntimeError: no board" in error
+
+
+def test_a_program_is_looked_for_and_not_started(make: Any) -> None:
+    config = make({})
+    for command, error in (
+        ("python mine.py", ""),
+        ("no-such-program mine.py", "there is no program 'no-such-program'"),
+    ):
+        named = config.environment.model_copy(update={"command": command})
+        report = full_check(config.model_copy(update={"environment": named}), generate=False)
+        assert [error in found for found in report.errors] == ([True] if error else [])
+        assert ("RHYMED_ROW" in shown(report).get("prompts", "")) == (not error)
