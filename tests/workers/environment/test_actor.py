@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rhymed.config import Config
-from rhymed.messages import SampleId, Turn
+from rhymed.messages import EVAL, SampleId, Turn
 from rhymed.run.layout import layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
@@ -190,6 +190,23 @@ async def test_of_two_workers_that_do_not_know_of_each_other_one_makes_the_calls
         assert answer == "\n\nspent a\n\n" or INTERRUPTED in answer
         await actor._answer(ONE, stored)
         assert (await last_answer(client), made(tmp_path)) == (answer, ["a"]), "the first answer stays"
+
+
+@pytest.mark.parametrize(("training", "evaluation", "cut"), [(512, 60, True), (60, 512, False)])
+async def test_a_sample_of_an_evaluation_has_the_room_of_its_evaluation(
+    config: Config, client: StoreClient, tmp_path: Path, training: int, evaluation: int, cut: bool
+) -> None:
+    """The rollout worker would be asked for a turn without room, or the sample would end early."""
+    one, tree = SampleId(EVAL, ONE.prompt, 0), config.model_dump()
+    tree["environment"]["tools"] = f"{tmp_path}/mine.py:spend,look"
+    tree["rollout"]["max_response_length"], tree["eval"]["max_response_length"] = training, evaluation
+    own = Config.model_validate(tree)
+    async with Environments(own) as pool:
+        actor = Actor(own, client, pool, Dialogue(None, pool.about.tools, 100))
+        await actor.act(one)
+        await write(client, 0, ("look", "a"), sample=one)
+        info = await actor.act(one)
+    assert (info is not None) == cut
 
 
 async def test_a_worker_that_died_after_it_stored_the_sample_leaves_it_complete(

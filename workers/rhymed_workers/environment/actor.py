@@ -23,6 +23,7 @@ from rhymed.service.retry import retry
 from rhymed.text import call_text, counted
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import StoredSession, begin_calls, get_session, put_answer
+from rhymed_workers.engines.base import sampling_for
 from rhymed_workers.environment.pool import Environments, Opened
 from rhymed_workers.environment.protocol import Stepped
 from rhymed_workers.sessions.calls import Read
@@ -106,7 +107,7 @@ class Actor:
         reward = stepped.reward
         if not (done or last):
             tokens = self._dialogue.suffix(stepped.messages, int(stored.turns[-1][-1]))
-            if cut := len(stored.response) + len(tokens) >= self._config.rollout.max_response_length:
+            if cut := len(stored.response) + len(tokens) >= self._longest(id):
                 tokens, reward = [], _sum(reward, await self._pool.reward(str(id)))
         answer = messages.Answer(
             length=len(tokens), done=done or cut, reward=reward, calls=list(stepped.calls), cut=cut
@@ -119,6 +120,10 @@ class Actor:
         if self._pool.about.kind == "text":
             return await self._step(id, stored, self._dialogue.read(stored.turns[-1].tolist()), last=True)
         return Stepped(reward=await self._pool.reward(str(id)))
+
+    def _longest(self, id: messages.SampleId) -> int:
+        """Most tokens of the sample's response; an evaluation's may have a limit of its own."""
+        return sampling_for(self._config.rollout, self._config.eval, self._config.run.seed, id).max_tokens
 
     async def _step(self, id: messages.SampleId, stored: StoredSession, read: Read, *, last: bool) -> Stepped:
         if self._pool.about.kind != "text" and {call.name for call in read.calls} - self._repeatable:

@@ -21,6 +21,7 @@ from typing import Any
 from rhymed import messages
 from rhymed.config import Config
 from rhymed.errors import MalformedMessage, RewardError, UnknownSample
+from rhymed.inputs.rows import Row
 from rhymed.run.layout import RunLayout
 from rhymed.service.activities import stats_of
 from rhymed.service.logline import cause
@@ -148,15 +149,17 @@ class RewardWorker(Service):
                 return [read for id in ids for read in await self._read([id])]
             self._outcomes.put_nowait((ids[0], Outcome(error=f"not in the store: {error}", unstored=True)))
             return []
-        texts = await asyncio.to_thread(self._decode, [last_turn(sample) for sample in samples])
         by_prompt = dict(zip(prompts, rows, strict=True))
+        return await asyncio.to_thread(self._items, samples, [by_prompt[sample.info.id.prompt] for sample in samples])
+
+    def _items(self, samples: Sequence[StoredSample], rows: Sequence[Row]) -> list[tuple[messages.SampleId, Item]]:
+        """Decodes the samples, which takes long when they have many turns. `rows`: of each of them."""
+        texts = self._decode([last_turn(sample) for sample in samples])
         if self._config.environment.active:
-            rows_of = [with_session(by_prompt[sample.info.id.prompt], sample, self._decode) for sample in samples]
-        else:
-            rows_of = [by_prompt[sample.info.id.prompt] for sample in samples]
+            rows = [with_session(row, sample, self._decode) for row, sample in zip(rows, samples, strict=True)]
         return [
             (sample.info.id, item(text, row, sample.tokens.tobytes()))
-            for sample, text, row in zip(samples, texts, rows_of, strict=True)
+            for sample, text, row in zip(samples, texts, rows, strict=True)
         ]
 
     async def _score(self, id: messages.SampleId, work: Item) -> None:
