@@ -118,6 +118,7 @@ def identity(config: Config) -> dict[str, Any]:
         "run.seed": config.run.seed,
         "rollout.prompts_per_step": config.rollout.prompts_per_step,
         "rollout.group_size": config.rollout.group_size,
+        **({"environment": "its samples have turns"} if config.environment.active else {}),  # as those in its store
     }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Config, Lora, Run, Trainer
+from rhymed.config import Config, Environment, Lora, Run, Trainer
 from rhymed.config.load import load_config
 from rhymed.errors import ConfigError, FilesLost, RunMismatch, StoreError
 from rhymed.run import folder
@@ -110,6 +110,18 @@ def test_a_critic_neither_comes_nor_goes_when_a_run_is_resumed(config: Config) -
     ):
         with pytest.raises(RunMismatch, match=r"belongs to another run: trainer\.critic = "):
             folder.check_same(earlier, now, where)
+
+
+def test_environments_neither_come_nor_go_when_a_run_is_resumed(config: Config) -> None:
+    """The store has samples in turns, which nobody would answer, or samples without them."""
+    with_tools = config.model_copy(update={"environment": Environment(tools="mine.py:add")})
+    others = config.model_copy(update={"environment": Environment(tools="mine.py:add,multiply")})
+    for earlier, now in ((config, with_tools), (with_tools, config)):
+        _, where = folder.create(earlier)
+        folder.check_same(earlier, earlier, where)
+        with pytest.raises(RunMismatch, match="environment = "):
+            folder.check_same(earlier, now, where)
+    folder.check_same(with_tools, others, where)
 
 
 def test_small_files_that_are_removed_are_written_again(config: Config) -> None:

@@ -28,6 +28,8 @@ class Acting:
     @sliced
     def place(self, now: float) -> Slices[list[Act | Close]]:
         """As many as workers have room for."""
+        if not self._samples.rules.environment:
+            return []
         actions = self._end() + self._claim() + self._sort()
         free = self._workers.free["environment"]
         if not (free and self._samples.queues["turned"]):
