@@ -47,7 +47,7 @@ class SessionWrites:
                 raise UnknownSample(f"turn {number} of sample {sample} cannot be: the store has no answer before it")
             fresh.append((sample, key, entry))
         for _, key, entry in fresh:
-            batch.txn.put(key, turns.pack(key, entry), db=self._tables[ENTRIES])
+            self._put(batch.txn, key, entry)
         return [sample for sample, _, _ in fresh]
 
     def put_answer(self, batch: Batch, message: messages.PutAnswer, tokens: bytes) -> bool:
@@ -70,7 +70,7 @@ class SessionWrites:
         if number and self._read(batch.txn, turns.turn_key(journal, number - 1)) is None:
             raise UnknownSample(f"answer {number} of sample {sample} cannot be: the store lacks the turn before it")
         self._check_branch(batch.txn, journal, message)
-        batch.txn.put(key, turns.pack(key, entry), db=self._tables[ENTRIES])
+        self._put(batch.txn, key, entry)
         return False
 
     def _check_branch(self, txn: Any, journal: bytes, message: messages.PutAnswer) -> None:
@@ -136,12 +136,28 @@ class SessionWrites:
         stored = txn.get(records.sample_key(sample), db=self._tables["samples"]) is not None
         return self._live(txn, sample.step) and not stored
 
+    def _put(self, txn: Any, key: bytes, entry: Entry) -> None:
+        """An answer or a turn. In place of one that cannot be read, what came after that is deleted: it belongs to
+        other tokens."""
+        if txn.get(key, db=self._tables[ENTRIES]) is not None:
+            journal, calls = key[:-4], (turns.number_of(key) + 1) // 2
+            with txn.cursor(self._tables[ENTRIES]) as cursor:
+                for low, high in ((key, turns.BEGUN), (turns.begun_key(journal, calls), 2 * turns.BEGUN)):
+                    while cursor.set_range(low) and _is_of(cursor.key(), journal, high):
+                        cursor.delete()
+        txn.put(key, turns.pack(key, entry), db=self._tables[ENTRIES])
+
     def _read(self, txn: Any, key: bytes) -> Entry | None:
         """None: there is none that can be read."""
         value = txn.get(key, db=self._tables[ENTRIES])
         with contextlib.suppress(StoreDamaged):
             return None if value is None else turns.unpack(key, value)
         return None
+
+
+def _is_of(key: Any, journal: bytes, below: int) -> bool:
+    """Whether the entry is the sample's, and its number is below this one."""
+    return bytes(key[:-4]) == journal and turns.number_of(key) < below
 
 
 def _entries(message: messages.PutTurns, frames: Sequence[bytes]) -> list[Entry]:
