@@ -92,7 +92,7 @@ def test_drafts_of_turns_end_with_the_token_that_ends_a_turn(engine: Engine) -> 
     engine.remember(script)
     engine.stops = np.array([script[20]], np.int32)
     engine.add("a", script[:40])
-    drafts = []
+    drafts: list[list[int]] = []
     while engine.requests:
         engine.step()
         drafts += engine.drafts.values()
