@@ -136,6 +136,7 @@ class Sample:
     goal = ""  # worker that is to continue it
     ahead = (0, 0)  # tokens that were written with older weights; of these, kept
     length = 0  # response tokens
+    learned = 0  # of these, the policy's; of a sample that a restart found, all
     author = ""  # rollout worker that wrote its last turn
     oldest = 0  # smallest policy version among its tokens
     drafting: Drafting | None = None  # None: not reported, or not since a restart

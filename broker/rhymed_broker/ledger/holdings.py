@@ -144,7 +144,8 @@ class Holdings:
 
     def _generated(self, sample: Sample, info: SampleInfo, now: float, name: str) -> None:
         versions = [version for version, _ in info.versions]
-        sample.length, sample.oldest = info.length, min(versions, default=info.id.step)
+        sample.length, sample.learned = info.length, info.learned
+        sample.oldest = min(versions, default=info.id.step)
         if not info.turns:  # else its turns were counted when they were reported
             sample.drafting, sample.ahead = info.drafting, info.ahead
             self._samples.counts["tokens"] += info.length

@@ -125,7 +125,7 @@ def rollout_slices(step: int, meter: StepMeter, total: Sequence[Sample]) -> Slic
     usable = [sample for sample in total if sample.state not in ("filtered", "dropped")]
     yield
     lengths = [sample.length for sample in usable]
-    tokens = sum(sample.length for sample in (*usable, *filtered))
+    tokens = sum(sample.learned for sample in (*usable, *filtered))
     ages = [step - sample.oldest for sample in usable]
     yield
     drafting = _drafting(usable)

@@ -109,6 +109,7 @@ class Samples:
             self.move(sample, "opened" if entry.state == "begun" else "found_turned", now)
             return
         sample.length, sample.oldest, sample.reward = entry.length, entry.oldest_version, entry.reward
+        sample.learned = entry.length
         sample.points, sample.repeated = entry.reward, entry.state == "trained"
         if entry.state == "dropped":
             filtered = entry.reason.startswith(NO_SIGNAL)

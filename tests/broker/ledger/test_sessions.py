@@ -11,6 +11,7 @@ import pytest
 from rhymed.messages import Call, Drafting, JournalEntry, SampleId
 from rhymed_broker.ledger.actions import Act, Action, Assign, Close, Load, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.ledger.meter import rollout_side
 from rhymed_broker.states import Rules
 from tests.broker.ledger.stories import SmallPlan, Story, info
 
@@ -51,6 +52,16 @@ def test_a_sample_goes_to_and_fro_until_its_environment_ends_it(story: Turns) ->
     assert sample is not None
     assert (sample.length, sample.drafting) == (25, Drafting(4, 6, 2, 2.0, 4.0, 1.0))
     assert story.ledger.samples.counts["tokens"] == 20, "of the policy"
+
+
+def test_the_rate_of_a_step_is_that_of_what_the_policy_wrote(story: Turns) -> None:
+    story.begin(SmallPlan())
+    story.join("environment-0", "environment")
+    done = [msgspec.structs.replace(info(id, length=25), turns=[10, 5, 10]) for id in (A0, A1)]
+    story.ledger.generated("environment-0", done, story.now)
+    open_step = story.ledger.samples.open_steps[0]
+    metrics = rollout_side(0, open_step.meter, open_step.samples.values())
+    assert (metrics["rollout/tokens"], metrics["response_length/mean"]) == (40, 25)
 
 
 def test_the_calls_of_a_step_are_its_metrics(story: Turns) -> None:
