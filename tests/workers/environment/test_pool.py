@@ -212,6 +212,13 @@ async def test_a_request_that_is_answered_while_its_place_is_asked_for_costs_not
         assert process.usable
 
 
+async def test_a_request_that_cannot_be_written_is_not_waited_for(make: Make) -> None:
+    async with make(tools="add") as pool:
+        with pytest.raises(UnicodeEncodeError):
+            await pool.step("a", Read("\ud800"), last=False)
+        assert [process.waiting for process in pool._processes] == [0]
+
+
 async def test_a_killed_process_loses_its_environments(make: Make) -> None:
     async with make(factory="Game") as pool:
         await pool.open("a", {"secret": 3}, CHAT)

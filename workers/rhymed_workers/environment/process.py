@@ -114,10 +114,11 @@ class EnvironmentProcess(Caged):
         if not self.usable:
             raise EnvironmentLost(f"{self._what}: its process has ended")
         number, asked = secrets.randbits(63), Asked()
+        body = msgspec.msgpack.encode(msgspec.structs.replace(request, number=number))
         self._asked[number] = asked
         self._watch(number, "queued")
         with contextlib.suppress(ProcessEnded):  # `_listen` knows why
-            await self.write(msgspec.msgpack.encode(msgspec.structs.replace(request, number=number)))
+            await self.write(body)
         answer = await asyncio.shield(asked.answer)  # the process goes on with it if nobody waits any more
         if answer.unsuitable:
             raise DataError(answer.error)
