@@ -77,6 +77,9 @@ class SampleInfo(Part, frozen=True, kw_only=True):
     turns: list[Count] = []  # its tokens in runs: the policy's, its environment's, in turn; empty: all the policy's
     earned: float | None = None  # the reward that its environment gave; None: it gave none
     forks: list[Fork] = []  # in the order of their starts, where a run of `turns` begins; empty: it has one row
+    last: Count | None = (
+        None  # place in `turns` of what the policy wrote last; None: no row after it was written before
+    )
 
     @property
     def learned(self) -> int:

@@ -282,9 +282,13 @@ async def test_rows_of_a_sample_are_kept(client: StoreClient) -> None:
     ):
         with pytest.raises(MalformedMessage, match="no row 1"):
             await client.put_samples([forked(wrong)])
+    for last in (1, 100):
+        with pytest.raises(MalformedMessage, match=f"the policy wrote no run {last} of"):
+            await client.put_samples([replace(whole(), info=msgspec.structs.replace(whole().info, last=last))])
     fork = Fork(start=3, row=0, shared=6)
-    await client.put_samples([forked(fork)])
+    first = forked(fork)
+    await client.put_samples([replace(first, info=msgspec.structs.replace(first.info, last=0))])
     (found,) = await client.get_samples([ONE])
-    assert found.info.forks == [fork]
+    assert (found.info.forks, found.info.last) == ([fork], 0)
     (past,) = await client.history(PROMPT, 1)
     assert past.info.forks == [fork]

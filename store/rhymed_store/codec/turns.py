@@ -41,9 +41,12 @@ class Finished(NamedTuple):
     earned: float | None
     calls: list[list[Call]]  # of every answer but the first, in their order
     forks: tuple[Fork, ...] = ()  # as in SampleInfo
+    last: int | None = None  # likewise
 
     def attach(self, info: SampleInfo) -> SampleInfo:
-        return msgspec.structs.replace(info, turns=self.turns, earned=self.earned, forks=list(self.forks))
+        return msgspec.structs.replace(
+            info, turns=self.turns, earned=self.earned, forks=list(self.forks), last=self.last
+        )
 
 
 def answer_key(journal: bytes, number: int) -> bytes:

@@ -66,6 +66,8 @@ def _check_info(info: SampleInfo) -> None:
         raise MalformedMessage(f"sample {info.id}: versions {info.versions} do not sum to {info.length} tokens")
     if info.turns and (sum(info.turns) != info.length or 0 in info.turns[1:]):
         raise MalformedMessage(f"sample {info.id}: turns {info.turns} do not sum to {info.length} tokens")
+    if info.last is not None and (info.last >= len(info.turns) or info.last % 2):
+        raise MalformedMessage(f"sample {info.id}: the policy wrote no run {info.last} of {info.turns}")
     _check_forks(info)
     if info.earned is not None:
         records.check_reward(info.earned, f"sample {info.id}: the reward of its environment")

@@ -126,7 +126,8 @@ class SessionWrites:
         """The sample is stored: what is kept of its turns, and the rest is deleted."""
         key, low = records.sample_key(info.id), records.journal_key(info.id)
         answers = [entry.answer for entry in _sound(txn, self._tables, low) if entry.answer is not None]
-        kept = Finished(info.turns, info.earned, [answer.calls for answer in answers[1:]], tuple(info.forks))
+        calls = [answer.calls for answer in answers[1:]]
+        kept = Finished(info.turns, info.earned, calls, tuple(info.forks), info.last)
         txn.put(key, turns.pack(key, kept), db=self._tables[FINISHED])
         with txn.cursor(self._tables[ENTRIES]) as cursor:
             while cursor.set_range(low) and bytes(cursor.key())[:-4] == low:

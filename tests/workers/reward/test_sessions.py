@@ -20,6 +20,7 @@ def test_the_last_turn_is_the_last_words_of_the_policy() -> None:
     assert last_turn(given[1]).tokens.tolist() == given[1].tokens[7:11].tolist()  # the environment's come after it
     assert last_turn(given[2]).tokens.tolist() == given[2].tokens.tolist()
     assert last_turn(given[3]).tokens.tolist() == given[3].tokens[13:].tolist()
+    assert last_turn(changed(given[0], last=0)).tokens.tolist() == given[0].tokens[:3].tolist(), "of an earlier row"
     silent = changed(given[0], turns=[3, 2, 0, 2])  # a row without a turn
     assert last_turn(silent).tokens.tolist() == given[0].tokens[:3].tolist()
     plain = samples(0)[0]

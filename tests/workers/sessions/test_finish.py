@@ -81,6 +81,15 @@ def test_branches_may_go_on_by_turns() -> None:
     assert sample.info.versions == [(0, 2), (2, 2), (1, 2), (3, 2), (4, 1)]
 
 
+def test_what_the_policy_wrote_last_may_be_in_an_earlier_row() -> None:
+    turns = [([1], [2]), ([9], [3]), ([9, 3, 8], [4]), ([1, 2, 5], [6, 7])]
+    info = joined(stored(turns)).info
+    check(info)
+    assert (info.turns, info.forks, info.last) == ([1, 1, 2, 1, 1, 1, 1], [Fork(start=4, row=0, shared=0)], 2)
+    assert joined(stored(turns[:3])).info.last is None
+    assert joined(stored(turns, unused=[3])).info.last is None
+
+
 def test_the_same_prompt_again_is_another_row_that_begins_with_a_token_of_the_prompt() -> None:
     sample = joined(stored([([1, 2], [3]), ([1, 2], [4]), ([1, 2], [3])]))
     check(sample.info)

@@ -14,6 +14,7 @@ from rhymed.inputs.tokenizer import read_tokenizer
 from rhymed.messages import Fork, SampleId, Session
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import StoredSession, get_session
+from rhymed_workers.reward.sessions import last_turn
 from rhymed_workers.sessions.programs import Programs
 from tests.workers.sessions.policies import ID, Loop, config_of, echo, finished
 
@@ -136,6 +137,19 @@ assert post("/inference/v1/generate", token_ids=[]).json()["error"]["param"] == 
     (sample,) = await finished(config_of(tmp_path, program), store)
     assert sample.tokens.tolist() == [1003, 6, 9, 1006, 24, 2000]
     assert (sample.info.turns, sample.info.earned) == ([2, 1, 3], 0.5)
+
+
+async def test_what_is_scored_is_what_the_policy_wrote_last(store: StoreClient, tmp_path: Path) -> None:
+    program = """
+first = ask([say("a")]).choices[0].message
+ask([say("another conversation")])
+ask([say("a"), first, say("b")])
+"""
+    (sample,) = await finished(config_of(tmp_path, program), store)
+    assert sample.prompt_tokens is not None
+    tokens = sample.prompt_tokens.tolist() + sample.tokens[: sample.info.forks[0].start].tolist()
+    assert sample.info.last == 2
+    assert last_turn(sample).tokens.tolist() == echo(tokens[:-3], 0)
 
 
 async def test_token_ids_that_the_model_does_not_have_are_refused(

@@ -18,11 +18,13 @@ TRANSCRIPT, TURNS = "environment_transcript", "environment_turns"
 
 
 def last_turn(sample: StoredSample) -> StoredSample:
-    """With the tokens of its last turn alone; unchanged without an environment."""
+    """With the tokens that the policy wrote last alone; unchanged without an environment."""
     turns = sample.info.turns
     if len(turns) < 2:
         return sample
-    last = max(place for place in range(0, len(turns), 2) if turns[place] or not place)
+    last = sample.info.last
+    if last is None:
+        last = max(place for place in range(0, len(turns), 2) if turns[place] or not place)
     start = sum(turns[:last])
     return replace(sample, tokens=sample.tokens[start : start + turns[last]])
 

@@ -53,20 +53,22 @@ class _Row:
 
 def joined(stored: StoredSession) -> NewSample:
     """Environment tokens have log-prob 0 and the version of the turn before them."""
-    session, rows = stored.session, _rows(stored)
+    session, (rows, last) = stored.session, _rows(stored)
     parts = [part for row in rows for part in row.parts]
     used = [turn for number, turn in enumerate(session.turns) if number not in session.answers[-1].unused]
     earned = [answer.reward for answer in session.answers if answer.reward is not None]
     prompt = rows[0].tokens[: len(rows[0].tokens) - sum(map(len, rows[0].parts))]
+    turns = _runs([len(part) for part in parts])
     info = messages.SampleInfo(
         id=session.id,
         prompt_length=len(prompt),
         length=sum(map(len, parts)),
         finish_reason="length" if session.answers[-1].cut else used[-1].finish_reason,
         versions=_versions(parts, [versions for row in rows for versions in row.versions]),
-        turns=_runs([len(part) for part in parts]),
+        turns=turns,
         earned=sum(earned) if earned else None,
         forks=_forks(rows),
+        last=_place(rows, last, turns),
     )
     return NewSample(
         info,
@@ -77,7 +79,8 @@ def joined(stored: StoredSession) -> NewSample:
     )
 
 
-def _rows(stored: StoredSession) -> list[_Row]:
+def _rows(stored: StoredSession) -> tuple[list[_Row], _Row]:
+    """And the row that the policy wrote last."""
     assert stored.logprobs is not None, "the session was read with log-probs"
     assert stored.drafted is not None, "and with drafts"
     rows: list[_Row] = []
@@ -95,7 +98,7 @@ def _rows(stored: StoredSession) -> list[_Row]:
     if len(last := stored.answers[-1]):
         rows[-1].tokens = np.concatenate([rows[-1].tokens, last])
         rows[-1].context(last)
-    return rows
+    return rows, row
 
 
 def _row(rows: list[_Row], prompt: Tokens) -> _Row:
@@ -132,6 +135,13 @@ def _forks(rows: list[_Row]) -> list[messages.Fork]:
     starts = accumulate(sum(map(len, row.parts)) for row in rows)
     pairs = zip(starts, rows[1:], strict=False)
     return [messages.Fork(start=start, row=row.row, shared=row.shared) for start, row in pairs]
+
+
+def _place(rows: list[_Row], last: _Row, turns: list[int]) -> int | None:
+    """Of the run with which the row `last` ends; None: it is the last row."""
+    ends = dict(zip(map(id, rows), accumulate(sum(map(len, row.parts)) for row in rows), strict=True))
+    found = (place for place, end in enumerate(accumulate(turns)) if end == ends[id(last)] and place % 2 == 0)
+    return None if last is rows[-1] else next(found, None)
 
 
 def _runs(lengths: list[int]) -> list[int]:
