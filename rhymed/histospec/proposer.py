@@ -214,6 +214,7 @@ class HistoSpec:
             response,
             extra.get("carried", ()),
             prefix,
+            "prefix" in extra,
         )
 
 

@@ -40,12 +40,21 @@ class Engine:
         )
 
     def add(
-        self, name: str, script: list[int], prompt: str = "p", step: int = 0, carried: Any = (), prefix: int = 0
+        self,
+        name: str,
+        script: list[int],
+        prompt: str = "p",
+        step: int = 0,
+        carried: Any = (),
+        prefix: int = 0,
+        sample: str = "",
     ) -> None:
-        """`prefix`: tokens of the script that earlier turns have."""
+        """`prefix`: tokens of the script that earlier turns of the `sample` have."""
         written = self.written[name] = []
         response = Continued(script[:prefix], written) if prefix else written
-        self.requests[name] = RequestInfo(name, prompt, step, PROMPT, response, carried, prefix)
+        self.requests[name] = RequestInfo(
+            sample or name, prompt, step, PROMPT, response, carried, prefix, bool(sample)
+        )
         self.scripts[name] = script
 
     def step(self) -> None:

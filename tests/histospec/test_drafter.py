@@ -86,6 +86,35 @@ def test_carried_tokens_of_a_later_turn_follow_its_prefix(engine: Engine) -> Non
     assert account.accepted > 30
 
 
+def test_the_turns_of_a_sample_are_one_text(engine: Engine) -> None:
+    """Not one for each turn, with what came before it: long samples would fill the memory, and crowd history out."""
+    script, other = words(7, 400), words(8, 400)
+    engine.remember(script)
+    for end in range(40, 401, 40):
+        for name, text in (("a", script), ("b", other)):
+            engine.add(f"{name}{end}", text[:end], prefix=end - 20 if end > 40 else 0, sample=name)
+        engine.finish()
+    index = engine.drafter._requests._indexes.get("p")
+    assert index is not None
+    assert index.tokens == len(PROMPT) + 3 * 400
+    account = engine.drafter.account("a")
+    assert account is not None
+    assert account.accepted > 10, "of the last turn"
+
+
+def test_a_turn_that_continues_other_tokens_is_a_text_of_its_own(engine: Engine) -> None:
+    script = words(9, 80)
+    engine.add("first", script[:40], sample="a")
+    engine.finish()
+    engine.add("branch", [*script[:30], *words(10, 50)], prefix=45, sample="a")
+    engine.finish()
+    engine.add("again", [*script[:30], *words(10, 50)][:40], prefix=35, sample="a")
+    engine.finish()
+    index = engine.drafter._requests._indexes.get("p")
+    assert index is not None
+    assert index.tokens == len(PROMPT) + 40 + 80 + 40
+
+
 def test_drafts_of_turns_end_with_the_token_that_ends_a_turn(engine: Engine) -> None:
     """What follows it in history is the answer of an environment."""
     script = words(6)

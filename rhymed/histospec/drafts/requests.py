@@ -1,17 +1,19 @@
 """The running requests and their sequences in their prompts' indexes.
 
 Requests of one prompt share one index. A preempted request keeps its sequence; the text of one that has ended stays
-in the index for its siblings. Invariant: an index with open sequences is never dropped, and a request's sequence
-holds `Request.tokens` of its tokens.
+in the index for its siblings, and a later turn of its sample goes on with it. Invariant: an index with open sequences
+is never dropped, and a request's sequence holds `Request.tokens` of its tokens.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,7 @@ from rhymed.histospec.index.index import Index, extend
 
 KEPT_ACCOUNTS = 8192
 KEPT_YIELDS = 2048  # one byte per forward each; they are read once
+KEPT_TURNS = 8192  # samples whose last turn may be continued
 
 
 class RequestInfo(NamedTuple):
@@ -35,6 +38,7 @@ class RequestInfo(NamedTuple):
     response: Sequence[int]  # the engine's own list of response tokens, which grows
     carried: Any = ()  # earlier response tokens, unchecked; they follow the prefix
     prefix: int = 0  # response tokens that the request began with, as a later turn of a sample does
+    in_turns: bool = False  # another request may continue it
 
 
 class Continued(Sequence[int]):
@@ -73,11 +77,21 @@ class Request:
         return self.info.response[:length]
 
 
+class Ended(NamedTuple):
+    """A turn that has ended, and where it is."""
+
+    index: ReferenceType[Index]  # which may have been dropped since
+    row: int
+    tokens: int
+    digest: bytes  # of its tokens
+
+
 @dataclass
 class Prompt:
     step: int
     requests: set[Request] = field(default_factory=set)
-    ended: list[NDArray[np.int32]] = field(default_factory=list)  # ended siblings, which new history does not contain
+    ended: list[tuple[str, NDArray[np.int32]]] = field(default_factory=list)
+    """Names and tokens of ended siblings, which new history does not contain."""
 
 
 class Requests:
@@ -100,6 +114,7 @@ class Requests:
         self._batch: list[Request] = []
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # by name
         self._yields: OrderedDict[str, Yields] = OrderedDict()  # by name
+        self._turns: OrderedDict[str, Ended] = OrderedDict()  # by name
 
     def update(self, ids: list[str]) -> list[Request]:
         """The requests of the engine's batch, in its order; the list must not be changed. Installs built indexes."""
@@ -132,9 +147,9 @@ class Requests:
     def _install_indexes(self) -> None:
         for name, index in self._builder.finished():
             prompt = self._prompts.get(name)
-            for tokens in prompt.ended if prompt else ():
+            for _, tokens in prompt.ended if prompt else ():
                 row = index.open()
-                extend([index], np.array([row], np.int32), tokens, np.array([0, len(tokens)], np.int32))
+                _extend(index, row, tokens)
                 index.close(row)
             for request in prompt.requests if prompt else ():
                 request.index.close(request.row)
@@ -153,7 +168,8 @@ class Requests:
             index = Index(np.asarray(info.context, np.int32))
             self._indexes.put(info.prompt, index)
         carried = self._take_carried(info.name, info.carried)
-        request = self._requests[id] = Request(info, index, _open(index, carried, info), carried)
+        request = self._resume(info, prompt, index, carried)
+        request = self._requests[id] = request or Request(info, index, _open(index, carried, info), carried)
         prompt.requests.add(request)
         self._accounts[info.name] = request.account
         self._yields[info.name] = request.yields
@@ -164,6 +180,18 @@ class Requests:
             self._yields.popitem(last=False)
         return request
 
+    def _resume(self, info: RequestInfo, prompt: Prompt, index: Index, carried: Carried) -> Request | None:
+        """A later turn, in the sequence of the turn before it: otherwise the index would have each turn's beginning
+        again. None: it needs a sequence of its own."""
+        last = self._turns.pop(info.name, None) if info.prefix and not carried.tokens else None
+        if last is None or not _continues(info, index, last):
+            return None
+        own = info.name, last.tokens
+        prompt.ended = [(name, tokens) for name, tokens in prompt.ended if (name, len(tokens)) != own]
+        index.resume(last.row)
+        _extend(index, last.row, np.array(info.response[last.tokens : info.prefix], np.int32))
+        return Request(info, index, last.row, carried, info.prefix)
+
     def _leave(self, ids: Sequence[str]) -> None:
         for id in ids:
             request = self._requests.pop(id)
@@ -172,11 +200,36 @@ class Requests:
             name = request.info.prompt
             prompt = self._prompts[name]
             prompt.requests.discard(request)
+            if request.info.in_turns:
+                self._remember_turn(request)
             if prompt.requests:
-                prompt.ended.append(np.array(request.info.response, np.int32))
+                prompt.ended.append((request.info.name, np.array(request.info.response, np.int32)))
             else:
                 del self._prompts[name]
                 self._indexes.measure(name)
+
+    def _remember_turn(self, request: Request) -> None:
+        response = request.info.response
+        if request.tokens == len(response):
+            ended = Ended(ref(request.index), request.row, request.tokens, _digest(response))
+            self._turns[request.info.name] = ended
+        while len(self._turns) > KEPT_TURNS:
+            self._turns.popitem(last=False)
+
+
+def _extend(index: Index, row: int, tokens: NDArray[np.int32]) -> None:
+    extend([index], np.array([row], np.int32), tokens, np.array([0, len(tokens)], np.int32))
+
+
+def _continues(info: RequestInfo, index: Index, last: Ended) -> bool:
+    """Whether the request begins with the tokens of this turn, and the index has them."""
+    if last.index() is not index or last.tokens > info.prefix:
+        return False
+    return _digest(info.response[: last.tokens]) == last.digest
+
+
+def _digest(tokens: Sequence[int]) -> bytes:
+    return hashlib.blake2b(np.array(tokens, np.int32).tobytes(), digest_size=16).digest()
 
 
 def _open(index: Index, carried: Carried, info: RequestInfo) -> int:

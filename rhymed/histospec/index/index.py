@@ -85,6 +85,12 @@ class Index:
         if reward is not None:
             self._sequences[row, arena.WEIGHT] = self._weights.of(1, reward)
 
+    def resume(self, row: int) -> None:
+        """A sequence that was closed goes on: the next turn of its sample follows."""
+        if not (0 <= row < self.array[arena.SEQUENCES] and self._sequences[row, arena.KIND] == arena.CLOSED):
+            raise ValueError(f"row {row} is not closed")
+        self._sequences[row, arena.KIND], self._sequences[row, arena.WEIGHT] = arena.OPEN, arena.ONE
+
     def length(self, row: int) -> int:
         return int(self._sequences[row, arena.LENGTH])
 
