@@ -80,7 +80,7 @@ class Request:
 class Ended(NamedTuple):
     """A turn that has ended, and where it is."""
 
-    index: ReferenceType[Index]  # which may have been dropped since
+    place: ReferenceType[Index]  # which may have been dropped since
     row: int
     tokens: int
     digest: bytes  # of its tokens
@@ -223,7 +223,7 @@ def _extend(index: Index, row: int, tokens: NDArray[np.int32]) -> None:
 
 def _continues(info: RequestInfo, index: Index, last: Ended) -> bool:
     """Whether the request begins with the tokens of this turn, and the index has them."""
-    if last.index() is not index or last.tokens > info.prefix:
+    if last.place() is not index or last.tokens > info.prefix:
         return False
     return _digest(info.response[: last.tokens]) == last.digest
 
