@@ -209,8 +209,12 @@ assert code(hello) == (400, "max_turns_exceeded")
 
 
 async def test_what_cannot_be_answered_is_refused_in_words_of_openai(store: StoreClient, tmp_path: Path) -> None:
-    (sample,) = await finished(config_of(tmp_path, REFUSED, max_turns=2), store)
-    assert sample.info.turns[0] == 2
+    loop = Loop(store)
+    async with Programs(config_of(tmp_path, REFUSED, max_turns=2), store) as programs:
+        info = await loop.finish(programs)
+        assert (programs.calls, programs.errors) == (6, 4)
+    assert info is not None
+    assert info.turns[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -372,8 +376,12 @@ async def main():
     assert len(set(said)) == 6, said
 asyncio.run(main())
 """
-    (sample,) = await finished(config_of(tmp_path, program), store)
-    assert (sample.info.learned, len(sample.info.forks)) == (18, 5)
+    loop = Loop(store)
+    async with Programs(config_of(tmp_path, program), store) as programs:
+        info = await loop.finish(programs)
+        assert (programs.calls, programs.errors) == (6, 0)
+    assert info is not None
+    assert (info.learned, len(info.forks)) == (18, 5)
 
 
 async def test_a_large_row_is_a_file(store: StoreClient, tmp_path: Path) -> None:

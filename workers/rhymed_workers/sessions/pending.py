@@ -26,6 +26,10 @@ class Call:
     delivered: bool = False
 
     @property
+    def refused(self) -> bool:
+        return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is not None
+
+    @property
     def broken(self) -> bool:
         """Its connection ended before its answer was sent."""
         return not (self.waiting or self.delivered)

@@ -84,11 +84,10 @@ class Programs:
             if stored.turns and not self._settings.replay:
                 raise EnvironmentFailed("its program was lost, and environment.replay is false")
             session = await self._begin(id, stored)
-        made = len(session.calls)
         try:
             return await session.act()
         finally:
-            self.calls += len(session.calls) - made
+            self._count(session)
             if session.made:
                 self.unreported[id], session.made = session.made, []
 
@@ -117,7 +116,14 @@ class Programs:
         session = self._sessions.pop(id, None)
         if session is not None:
             del self._named[_name(id)]
+            self._count(session)
+            self.errors += sum(call.refused for call in session.calls)
             await session.close()
+
+    def _count(self, session: Session) -> None:
+        """Calls that arrived since the last time, also while the policy wrote."""
+        self.calls += len(session.calls) - session.counted
+        session.counted = len(session.calls)
 
 
 def _name(id: messages.SampleId) -> str:

@@ -28,11 +28,6 @@ class Record:
     def __len__(self) -> int:
         return len(self._turns)
 
-    @property
-    def tokens(self) -> int:
-        """In all rows."""
-        return sum(map(len, self._rows))
-
     def add(self, prompt: Tokens, tokens: Tokens, most: int | None = None) -> None:
         """The next turn."""
         number, end = len(self._turns), np.concatenate([prompt, tokens])

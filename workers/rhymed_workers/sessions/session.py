@@ -57,6 +57,7 @@ class Session:
         self.program: Program | None = None
         self.reward: float | None = None
         self.calls: list[Call] = []
+        self.counted = 0  # of these, by who counts them
         self.made: list[messages.Call] = []  # with its last answer, as people see it
         self._store, self._speech, self._limits = store, speech, limits
         self._record, self._conversations = Record(), Conversations()
@@ -67,10 +68,6 @@ class Session:
         self._open: Call | None = None  # with the policy
         self._made = 0  # calls that were answered, or are with the policy
         self._since = self._answered = time.monotonic()  # when the program had to go on, and could go on last
-
-    @property
-    def tokens(self) -> int:
-        return self._record.tokens
 
     def load(self, stored: StoredSession) -> None:
         """What earlier attempts have."""
