@@ -23,6 +23,7 @@ LLAMA = (
 )
 STRIPS = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] | trim }}")
 NO_TOOL_ROLE = "{% for m in messages if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endfor %}" + CHATML
+NO_TOOLS = "{% if tools %}{{ raise_exception('not mine') }}{% endif %}" + CHATML
 NO_NARRATOR = NO_TOOL_ROLE.replace("'tool'", "'narrator'")
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CHAT = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -86,6 +87,12 @@ def test_a_template_that_knows_no_tools_gets_them_as_a_system_message(tokenizer:
     assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools")
     assert "# Tools" not in tokenizer.decode(dialogue(tokenizer, KNOWS_TOOLS, [TOOL]).prompt("row", CHAT))
     assert "# Tools" not in tokenizer.decode(dialogue(tokenizer, CHATML).prompt("row", CHAT))
+
+
+def test_a_template_that_refuses_tools_is_an_error_in_words(tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the chat template refuses the tools \(TemplateError: not mine\)"):
+        dialogue(tokenizer, NO_TOOLS, [TOOL])
+    assert dialogue(tokenizer, NO_TOOLS).prompt("row", CHAT)
 
 
 def test_a_template_without_a_role_for_results_gets_them_as_the_users(tokenizer: Any) -> None:

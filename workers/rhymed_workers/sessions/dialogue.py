@@ -37,7 +37,7 @@ class Dialogue:
         if tokenizer is not None:
             if not tokenizer.chat_template:
                 raise ConfigError("the model has no chat template, which turns need: name one in model.chat_template")
-            self._knows_tools = not tools or self._render(_user(), tools=self._tools) != self._render(_user())
+            self._knows_tools = not tools or self._shows_tools()
             self._knows_results = self._shows_results()
 
     def prompt(self, where: str, chat: Chat, tools: Sequence[str] | None = None) -> list[int]:
@@ -119,6 +119,13 @@ class Dialogue:
             else message
             for message in messages
         ]
+
+    def _shows_tools(self) -> bool:
+        """Raises `ConfigError`."""
+        try:
+            return self._render(_user(), tools=self._tools) != self._render(_user())
+        except Exception as error:  # a template may raise anything
+            raise ConfigError(f"the chat template refuses the tools ({type(error).__name__}: {error})") from None
 
     def _shows_results(self) -> bool:
         chat = [*_user(), {"role": "assistant", "content": TURN}, {"role": "tool", "name": "f", "content": RESULT}]

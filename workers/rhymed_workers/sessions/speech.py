@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rhymed.config import Config
-from rhymed.errors import CallRefused, ConfigError, DataError
+from rhymed.errors import CallRefused, DataError
 from rhymed_workers.sessions.calls import spoken
 from rhymed_workers.sessions.chat.messages import Message, ToolCall, readable
 from rhymed_workers.sessions.dialogue import Dialogue
@@ -75,10 +75,10 @@ class Speech:
         if key not in self._dialogues:
             try:
                 self._dialogues[key] = Dialogue(self._tokenizer, tools, NO_LIMIT, self._parser)
-            except ConfigError:
-                raise
-            except Exception as error:  # a template may raise anything
-                raise CallRefused(f"tools: the chat template refuses them ({error})", param="tools") from None
+            except Exception as error:  # a parser of vLLM may raise anything
+                if not tools:
+                    raise
+                raise CallRefused(str(error), param="tools") from None
             if len(self._dialogues) > CACHED_TOOLS:
                 self._dialogues.popitem(last=False)
         self._dialogues.move_to_end(key)
