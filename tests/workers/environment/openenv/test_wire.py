@@ -95,3 +95,23 @@ async def test_another_server_is_named() -> None:
         await server.session(0.5, RESET)
     await server.close()
     await runner.cleanup()
+
+
+async def test_a_server_does_not_send_the_worker_to_another_address() -> None:
+    async def elsewhere(request: web.Request) -> web.Response:
+        raise web.HTTPFound("http://127.0.0.1:9/elsewhere")
+
+    app = web.Application()
+    app.router.add_get("/{any:.*}", elsewhere)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server = Server(f"ws://127.0.0.1:{runner.addresses[0][1]}")
+    try:
+        with pytest.raises(EnvironmentFailed, match=r"redirects to http://127\.0\.0\.1:9/elsewhere: write that address"):
+            await server.session(30.0, RESET)
+        with pytest.raises(EnvironmentFailed, match="/schema answers 302"):
+            await server.schema(30.0)
+    finally:
+        await server.close()
+        await runner.cleanup()

@@ -104,10 +104,20 @@ class Server:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._http is None:
+            trace = aiohttp.TraceConfig()
+            trace.on_request_redirect.append(_refuse_redirect)  # ws_connect has no such option
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None),
+                trace_configs=[trace],
             )
         return self._http
+
+
+async def _refuse_redirect(client: Any, context: Any, redirect: aiohttp.TraceRequestRedirectParams) -> None:
+    """A server must not choose which addresses the worker asks."""
+    where = truncated(redirect.response.headers.get("Location", ""), REASON_CHARS)
+    raise EnvironmentFailed(f"{redirect.url} redirects to {where}: write that address as environment.url")
 
 
 class Session:
