@@ -29,7 +29,7 @@ HEX = {
     "prefill": "#5699ff",
     "draft": "#f4a571",
     "update": "#b44f13",
-    "act": "#00a5bd",
+    "act": "#007fa8",
     "score": "#b88e05",
     "train": "#934ab5",
     "load": "#d0b700",

@@ -106,7 +106,7 @@ def test_bash_completes_commands_options_and_files(tmp_path: Path, capsys: pytes
     assert complete(script, "rhymed", "che") == ["check", "checkpoint"]
     assert complete(script, "rhymed", "checkpoint", "l") == ["list"]
     assert "--resume" in complete(script, "rhymed", "run", "--re")
-    assert complete(script, "rhymed", "init", "--task", "g") == ["gsm8k"]
+    assert complete(script, "rhymed", "init", "--task", "gs") == ["gsm8k"]
     assert complete(script, "rhymed", "check", "mi") == ["mine.toml"]
 
 

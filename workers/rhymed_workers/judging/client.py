@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 
 from rhymed.config.parts.judge import Judge
+from rhymed.printable import line
 from rhymed.text import truncated
 from rhymed_workers.judging.request import address_of
 
@@ -79,7 +80,7 @@ class Client:
         if self._session is None:
             headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
             if self._key:
-                if not (self._key.isascii() and self._key.isprintable()):
+                if not self._key.isascii() or line(self._key, len(self._key)) != self._key:
                     variable = self._judge.key_variable
                     raise AskFailed(f"cannot be asked: the variable {variable} has what no API key can have")
                 headers["Authorization"] = f"Bearer {self._key}"

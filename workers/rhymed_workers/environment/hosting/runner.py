@@ -44,8 +44,8 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 class Runner:
-    """`tell` gets the phase of a request; it is called in any thread. `tidy` runs in the main thread while no other
-    user code does."""
+    """`tell` gets the phase of a request; it is called in any thread. `tidy` runs in the main thread: after each sync
+    call if there is one thread, and when nothing is asked; async functions that wait are not waited for."""
 
     def __init__(self, threads: int, timeout_s: float, tell: Told, tidy: Callable[[], None]) -> None:
         self._threads, self._timeout_s, self._tell, self._tidy = threads, timeout_s, tell, tidy
