@@ -20,13 +20,25 @@ def rhymed(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
+def measured(folder: Path) -> set[int]:
+    """Steps with a row of metrics."""
+    file = folder / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return {json.loads(line)["step"] for line in lines if line.endswith("\n")}
+
+
+def has_four_steps(folder: Path) -> bool:
+    return (folder / "checkpoints" / "step-000004").exists() and 3 in measured(folder)
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_a_run_that_lost_its_store_continues_only_when_told_to(tmp_path: Path) -> None:
     shape = Shape(steps=16, rollout=1, reward=1, settings={"trainer": {"checkpoint_every": 2}})
     with LiveRun(shape.write(tmp_path, "lost")) as run:
         folder, until = run.where.folder, time.monotonic() + DEADLINE_S
-        while not (folder / "checkpoints" / "step-000004").exists() and run.status is None:
+        # The row of a step may be lost if its broker is killed between checkpoint and row.
+        while not has_four_steps(folder) and run.status is None:
             assert time.monotonic() < until
             time.sleep(0.05)
         run.kill_all()
@@ -43,8 +55,7 @@ def test_a_run_that_lost_its_store_continues_only_when_told_to(tmp_path: Path) -
     resumed = rhymed("run", "--plain", "--resume", folder, "--without-history")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert "with an empty history; the old store is" in resumed.stdout
-    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert set(steps) == set(range(16))
+    assert measured(folder) == set(range(16))
     audited = rhymed("history", "audit", folder)
     assert audited.returncode == 0, audited.stdout
     assert "not in the store, which begins later: " in audited.stdout
