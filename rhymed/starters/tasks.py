@@ -59,7 +59,7 @@ TASKS: dict[str, Task] = {
         change="Put your own parquet in place of `train.parquet`, and your `compute_score` into `score.py`.",
     ),
     "calculator": Task(
-        about="an agent with a tool: multiplications, and a calculator that the model learns to call",
+        about="an agent with a tool: multiplications, and a calculator that the model may call",
         files={
             name: f"calculator/{name}"
             for name in ("config.toml", "tools.py", "reward.py", "train.jsonl", "held_out.jsonl")
