@@ -49,8 +49,8 @@ class Act(Message, frozen=True, kw_only=True, tag="act"):
 
 
 class Close(Message, frozen=True, kw_only=True, tag="close"):
-    """Broker -> environment worker: end the environments of these, which are dropped or go on elsewhere. Done means
-    accepted; what the worker does not have is left out."""
+    """Broker -> environment worker: end the environments of these, which are dropped or continue with another worker.
+    Done means accepted; what the worker does not have is left out."""
 
     samples: list[SampleId]
 

@@ -132,7 +132,7 @@ class Session(Part, frozen=True, kw_only=True):
     answers: list[Answer]
     turns: list[Turn]
     begun: bool = False  # the calls of its last turn have begun, and are not answered
-    stored: bool = False  # it is complete and a sample of the store, which has its answers and turns no more
+    stored: bool = False  # it is complete and a sample of the store, which no longer has its answers and turns
     drafted: list[bool] = []  # of each turn: whether it is known which tokens were accepted drafts
 
     @property

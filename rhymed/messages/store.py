@@ -95,8 +95,8 @@ class PutAnswer(Message, frozen=True, kw_only=True, tag="put_answer"):
 class PutCalls(Message, frozen=True, kw_only=True, tag="put_calls"):
     """Environment worker -> store: it is about to do what this turn asks for.
 
-    Answered by Done if nobody else has begun, by Begun otherwise: then what was begun may have been done, and must
-    not be done again unless it may. A turn that the store lacks is refused."""
+    Answered by Done if no other attempt has begun, by Begun otherwise: then what was begun may have been done, and
+    must not be done again unless it may. A turn that the store lacks is refused."""
 
     sample: SampleId
     number: Count  # of the turn

@@ -106,7 +106,7 @@ class Hosts:
         self._open.setdefault(name, {})[id] = None
 
     def remove(self, id: SampleId) -> str:
-        """Returns who had it; empty: nobody."""
+        """Returns the worker that had it; empty: none had."""
         name = self._hosts.pop(id, "")
         if name:
             del self._open[name][id]
