@@ -32,12 +32,12 @@ keep() { # starts a process again when it fails, but not after status 2, which o
 """.splitlines()
 
 WATCH = """
-watch() { # ends this job when a process of the run has ended the run, and $1 seconds have passed
-  until [ -s "$FOLDER/ended" ]; do
+watch() { # ends this job $2 seconds after the run ended: with $1 -s by a process of it, with -e in any way
+  until [ $1 "$FOLDER/ended" ]; do
     sleep 2 &
     wait $!
   done
-  sleep $1 &
+  sleep $2 &
   wait $!
   kill -TERM $$
 }
@@ -46,11 +46,13 @@ watch() { # ends this job when a process of the run has ended the run, and $1 se
 WORK = """
 work() { # keeps a worker, named $2; the run ends when $3 of its role have ended with status 2
   rm -f "$FOLDER/failed/$2"
-  watch 0 &
-  local watcher=$! status
+  watch -s 0 &
+  local watchers=$! status
+  # A worker that started when the broker had just left would wait for it. The trainer may save for a long time.
+  if [ $1 != trainer ]; then watch -e 30 & watchers="$watchers $!"; fi
   keep $1
   status=$?
-  kill $watcher 2> /dev/null
+  kill $watchers 2> /dev/null
   if [ $status = 2 ] && [ -z "$ending" ]; then
     mkdir -p "$FOLDER/failed" && touch "$FOLDER/failed/$2"
     local failed=$(ls "$FOLDER/failed" | grep -c "^$1-")

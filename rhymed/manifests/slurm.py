@@ -178,7 +178,7 @@ def _head(job: Job, config: Config, options: Options) -> list[str]:
         *(line for one in job.seats for line in _process(one, options, _command(one, options))),
         *(_function("uploader", f"exec {_words(copies)}") if copies else []),
         *BESIDE,
-        f"watch {LEAVE_S} &",
+        f"watch -s {LEAVE_S} &",
         "beside_broker=$!",
         *(line for name in beside for line in (f"beside {name} &", 'beside_broker="$beside_broker $!"')),
         "keep broker",

@@ -90,6 +90,18 @@ def test_workers_of_a_run_that_another_one_has_ended_leave(tmp_path: Path) -> No
     assert not (tmp_path / "failed" / "rollout-0").exists()
 
 
+def test_a_worker_that_started_when_the_broker_had_just_left_does_not_wait_for_it_and_a_trainer_may_save(
+    tmp_path: Path,
+) -> None:
+    waits = f"trap 'touch {tmp_path}/left; exit 0' TERM; touch {tmp_path}/ended"
+    assert worker(tmp_path, "rollout", f"{waits}; while :; do sleep 0.02; done") == 0
+    assert (tmp_path / "left").exists()
+    (tmp_path / "left").unlink()
+    (tmp_path / "ended").unlink()
+    assert worker(tmp_path, "trainer", f"{waits}; sleep 0.5; exit 0") == 0
+    assert not (tmp_path / "left").exists()
+
+
 def test_elements_of_an_array_end_the_run_when_as_many_as_were_asked_for_cannot_be_cured(tmp_path: Path) -> None:
     assert worker(tmp_path, "reward", "exit 2", element=0) == 2
     assert worker(tmp_path, "reward", "exit 2", element=0) == 2

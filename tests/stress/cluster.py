@@ -117,7 +117,7 @@ class Cluster:
         deadline = time.monotonic() + seconds
         while not self._holds(fine):
             if time.monotonic() > deadline:
-                raise ConfigError(f"not within {seconds:g} s: {what}; see {self._folder}")
+                raise ConfigError(f"not within {seconds:g} s: {what}; jobs: {self.jobs()}; see {self._folder}")
             time.sleep(0.2)
 
     @staticmethod
