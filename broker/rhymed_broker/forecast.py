@@ -15,11 +15,32 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
+from typing import Protocol
 
 from rhymed_broker.levels import GroupLengths, Model, Table
 from rhymed_broker.slices import Slices, sliced
 
 VISITS = 4  # the newest ones of a prompt's history: drift makes older ones worthless
+
+
+class Lengths(Protocol):
+    """A forecast of response lengths, in tokens; see `Forecast`."""
+
+    def remember(self, prompt: str, past: Sequence[tuple[int, int]]) -> None: ...
+
+    def open(self, step: int, prompts: Iterable[str]) -> None: ...
+
+    def settle(self, step: int) -> None: ...
+
+    def finished(self, step: int, prompt: str, tokens: int) -> None: ...
+
+    def expect(self, step: int, prompt: str) -> float: ...
+
+    def running(self, step: int, prompt: str, tokens: Iterable[int]) -> None: ...
+
+    def left(self, step: int, prompt: str, tokens: int) -> float: ...
+
+    def close(self, step: int) -> None: ...
 
 
 class Forecast:

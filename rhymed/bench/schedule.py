@@ -18,9 +18,10 @@ from rhymed.bench import fidelity
 from rhymed_broker.ledger.actions import Action
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.pipe import POLICIES
+from rhymed_broker.simulate.bounds import bound_s
 from rhymed_broker.simulate.cluster import Cluster
 from rhymed_broker.simulate.engine import Cost
-from rhymed_broker.simulate.study import MODES, Mode, bound_s, compare, picture, table
+from rhymed_broker.simulate.study import MODES, Mode, compare, picture, table
 from rhymed_broker.simulate.workload import Recorded, Shape, Synthetic, Workload, read_trace
 from rhymed_broker.simulate.world import World
 from rhymed_broker.slices import Slices, sliced

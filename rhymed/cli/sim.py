@@ -42,6 +42,10 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
         "--keep", type=_probability, default=0.9987, metavar="P", help="probability that a run-ahead token is kept"
     )
     option("--slow", type=_positive(float), default=1.0, metavar="X", help="the first worker is X times slower")
+    option("--speeds", type=_speeds, metavar="X,Y,...", help="the workers' speeds in turn, such as 1,0.5,0.25")
+    option(
+        "--drafts", metavar="WHAT", help="drafts from history: free (to verify), cpu (as measured), or a JSON file"
+    )
     option("--flat", type=_probability, default=0.0, metavar="P", help="share of groups without signal: replaced")
     option("--failures", type=_at_least_0(int), default=0, metavar="N", help="workers that die, one after another")
 
@@ -100,23 +104,36 @@ def _workload(arguments: argparse.Namespace) -> Any:
 def _cluster(arguments: argparse.Namespace, workload: Any) -> Any:
     from dataclasses import replace
 
+    from rhymed_broker.simulate.bounds import bound_s
     from rhymed_broker.simulate.cluster import Cluster
+    from rhymed_broker.simulate.drafts import read
     from rhymed_broker.simulate.engine import Cost
-    from rhymed_broker.simulate.study import bound_s
 
     cost = Cost.read(arguments.cost) if arguments.cost else Cluster().cost
     cluster = Cluster(
-        arguments.workers, arguments.slots, cost, keep=arguments.keep, flat=arguments.flat, seed=arguments.seed
-    )
+        arguments.workers, arguments.slots, cost, keep=arguments.keep, flat=arguments.flat, seed=arguments.seed,
+        slow=_slow(arguments), drafts=read(arguments.drafts) if arguments.drafts else None,
+    )  # fmt: skip
     step_s = bound_s(workload, cluster) / max(1, workload.plan.steps)
     failures = {step_s * (number + 0.5): number % arguments.workers for number in range(arguments.failures)}
     return replace(
         cluster,
         train_s=step_s / 4 if arguments.train_s is None else arguments.train_s,
         beat_s=max(1.0, step_s / 50),
-        slow={0: arguments.slow} if arguments.slow != 1 else {},
         failures=failures,
     )
+
+
+def _slow(arguments: argparse.Namespace) -> dict[int, float]:
+    """Worker -> times slower than the others."""
+    speeds = arguments.speeds or [1.0]
+    slow = {number: 1 / speeds[number % len(speeds)] for number in range(arguments.workers)}
+    slow[0] *= arguments.slow
+    return {number: value for number, value in slow.items() if value != 1}
+
+
+def _speeds(text: str) -> list[float]:
+    return [_positive(float)(part) for part in text.split(",")]
 
 
 def _positive(kind: type[float]) -> Callable[[str], float]:

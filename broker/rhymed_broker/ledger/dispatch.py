@@ -14,50 +14,37 @@ started to wait or a tick passed. Which worker *should* get a sample is not deci
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from rhymed.messages import EVAL, SampleId
 from rhymed.staleness import window
 from rhymed_broker import pipe
+from rhymed_broker.forecast import Lengths
 from rhymed_broker.ledger.actions import Assign, Recall, Release, ScoreSamples
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker, Workers
+from rhymed_broker.pace import Pace
 from rhymed_broker.pipe.policy import Running, StepQueue, load
 from rhymed_broker.slices import CHUNK, Slices, sliced, slices_of
 from rhymed_broker.states import Sample, State
 
 MOST_RANKED = 2048  # groups of open steps that are ranked again while they run: about 0.1 s
 GROUPS = 128  # in one slice
+VERIFIED = 0.1  # forwards per token that a moved sample has
 RELEASE_S = 30.0  # after this time a worker that did not release a sample is asked again
-
-
-class Lengths(Protocol):
-    """A forecast of response lengths, in tokens; see `forecast.Forecast`."""
-
-    def remember(self, prompt: str, past: Sequence[tuple[int, int]]) -> None: ...
-
-    def open(self, step: int, prompts: Iterable[str]) -> None: ...
-
-    def settle(self, step: int) -> None: ...
-
-    def finished(self, step: int, prompt: str, tokens: int) -> None: ...
-
-    def expect(self, step: int, prompt: str) -> float: ...
-
-    def running(self, step: int, prompt: str, tokens: Iterable[int]) -> None: ...
-
-    def left(self, step: int, prompt: str, tokens: int) -> float: ...
-
-    def close(self, step: int) -> None: ...
 
 
 class Dispatch:
     def __init__(self, samples: Samples, workers: Workers, policy: pipe.Policy, forecast: Lengths) -> None:
         self.policy = policy
         self.forecast = forecast
+        self.pace = Pace()
+        self._limits: Mapping[str, int] = {}  # worker -> samples that it should run at most
+        self._end_s = 0.0  # until the step in flight ends
+        self._rate = math.inf  # tokens per second of all rollout workers with full slots
         self._samples, self._workers = samples, workers
         self._recalled: set[str] = set()  # prompts whose history the store was asked for
         self._known: set[str] = set()  # prompts with history
@@ -132,6 +119,8 @@ class Dispatch:
             if not len(expected) % GROUPS:
                 yield
         open_step.expected = expected
+        tokens = sum(expected[prompt] * len(group) for prompt, group in waiting.items())
+        open_step.mean = tokens / max(1, open_step.counts["waiting"])
         size = len(open_step.samples) // max(1, open_step.groups)
         unprobed = {prompt for prompt, group in waiting.items() if prompt not in self._known and len(group) >= size}
         open_step.unprobed = unprobed
@@ -196,7 +185,9 @@ class Dispatch:
         if state == "waiting" and self._samples.suspects:
             yield from self._apply(self._place_suspects(workers, version), assigned, version, now)
             workers = [worker for worker in workers if load(worker) < worker.slots]
-        placed = policy.place(pipe.Snapshot(self._step_queues(state), workers))
+        placed = policy.place(
+            pipe.Snapshot(self._step_queues(state), workers, self.pace, self._limits, self._end_s, self._rate)
+        )
         yield from self._apply(placed, assigned, version, now)
         return assigned
 
@@ -259,9 +250,10 @@ class Dispatch:
     @sliced
     def move(self, version: int, now: float) -> Slices[list[Release]]:
         """Requests to release samples of the oldest step that is not generated, so that others continue them."""
-        open_steps = self._samples.open_steps.values()
-        open_step = next((step for step in open_steps if step.step < EVAL and not step.all_generated), None)
-        if open_step is None or open_step.counts["waiting"]:
+        open_steps = [step for step in self._samples.open_steps.values() if step.step < EVAL]
+        open_step = next((step for step in open_steps if not step.all_generated), None)
+        if open_step is None:
+            self._limits, self._end_s = {}, 0.0
             return []
         running = [sample for sample in self._samples.queues["running"] if sample.id.step == open_step.step]
         yield
@@ -271,9 +263,18 @@ class Dispatch:
         yield from slices_of(self.forecast.settle, open_step.step)
         able = [worker for worker in self._workers.of_role("rollout") if not (worker.resting or worker.drained)]
         workers = {worker.name: worker for worker in able if self.may_have(worker, open_step.step, version)}
+        self._rate = sum(worker.slots / self.pace(worker.name, worker.slots) for worker in able) or math.inf
+        queued = [step for step in open_steps if step.counts["waiting"]]
+        ready = [step for step in queued if window(step.step, self._samples.rules.max_staleness)[0] <= version]
+        length = max([1.0, *(worker.accept_length for worker in able)])  # tokens per forward
+        snapshot = Running(
+            running, len(open_step.samples), workers, self._left, self._total, self.pace,
+            open_step.counts["waiting"], VERIFIED * length, sum(step.work for step in ready),
+            len(ready) < len(queued),
+        )  # fmt: skip
+        moves, self._limits, self._end_s = yield from self.policy.move(snapshot)
         releases: dict[str, list[SampleId]] = {}
-        snapshot = Running(running, len(open_step.samples), workers, self._left, self._total)
-        for sample, target in (yield from self.policy.move(snapshot)):
+        for sample, target in moves:
             assert target in workers, f"policy: {target} may not have {sample.id}"
             sample.released, sample.goal = now, target
             self._samples.moving[sample] = None

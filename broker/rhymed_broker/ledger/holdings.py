@@ -22,6 +22,7 @@ from rhymed_broker.states import Sample, State
 FREE: dict[Role, State] = {"rollout": "waiting", "environment": "turned", "reward": "generated", "trainer": "scored"}
 """The state in which samples wait for a worker of this role."""
 
+SURVIVAL = 0.02  # weight of a sample's share of tokens written ahead that were kept
 Points = Callable[[Score], float | None]
 
 
@@ -43,15 +44,20 @@ class Holdings:
         return cancels
 
     def _progress(self, worker: Worker, holding: list[Holding], now: float) -> None:
-        parked = set()
+        parked, made = set(), list[int]()  # tokens of samples that advanced here before, too
         for item in holding:
             if sample := worker.held.get(item.id):
                 if item.tokens != sample.tokens:
+                    if sample.since < worker.beat[0] <= sample.advanced and sample.tokens < item.tokens:
+                        made.append(item.tokens - sample.tokens)
                     sample.tokens, sample.advanced = item.tokens, now
                     worker.useful = True
                     self._retries.clear(sample)
                 if item.parked:
                     parked.add(item.id)
+        before, worker.beat = worker.beat, (now, worker.version, len(holding) - len(parked))
+        if worker.role == "rollout" and before[1] == worker.version:  # else it loaded weights in between
+            self._dispatch.pace.observe(worker.name, (before[2] + worker.beat[2]) / 2, made, now - before[0])
         self._workers.park(worker, parked, now)
 
     def adopt(self, worker: Worker, claims: Iterable[SampleId], version: int, now: float) -> list[Cancel]:
@@ -142,6 +148,11 @@ class Holdings:
             self._retries.acquit(sample)
         return sample
 
+    def _survived(self, info: SampleInfo) -> None:
+        written, kept = info.ahead
+        if written:
+            self._samples.survival += SURVIVAL * (kept / written - self._samples.survival)
+
     def _generated(self, sample: Sample, info: SampleInfo, now: float, name: str) -> None:
         versions = [version for version, _ in info.versions]
         sample.length, sample.learned = info.length, info.learned
@@ -149,6 +160,7 @@ class Holdings:
         if not info.turns:  # else its turns were counted when they were reported
             sample.drafting, sample.ahead = info.drafting, info.ahead
             self._samples.counts["tokens"] += info.length
+        self._survived(info)
         self._samples.move(sample, "generated", now, name)
         sample.calls = ()
         if info.id.step < EVAL and info.length:

@@ -51,10 +51,10 @@ from collections.abc import Iterable
 
 from rhymed.messages import EVAL, Drawn, Holding, Join, JournalEntry, SampleId, SampleInfo, Score
 from rhymed_broker import pipe
-from rhymed_broker.forecast import Forecast
+from rhymed_broker.forecast import Forecast, Lengths
 from rhymed_broker.ledger.actions import Action, FinishRun, Mark
 from rhymed_broker.ledger.control import Control
-from rhymed_broker.ledger.dispatch import Dispatch, Lengths
+from rhymed_broker.ledger.dispatch import Dispatch
 from rhymed_broker.ledger.evaluation import Evaluation, Evaluations
 from rhymed_broker.ledger.handover import Handover
 from rhymed_broker.ledger.holdings import Holdings
@@ -118,8 +118,7 @@ class Ledger:
             if self.version >= self.steps and not self.samples.evaluations() and self.workers.trainer is not None:
                 self.finished = True
                 self._actions.append(FinishRun(f"all {self.steps} steps are trained"))
-        actions = [*self._actions, *self.samples.take_drops()]
-        self._actions = []
+        actions, self._actions = [*self._actions, *self.samples.take_drops()], []
         return actions
 
     def pause(self) -> None:
@@ -239,6 +238,7 @@ class Ledger:
         if worker is self.workers.trainer:
             self.handover.failed(now)
         self.workers.remove(worker, now)
+        self.dispatch.pace.forget(worker.name)
 
     def heartbeat(
         self, name: str, version: int, phase: str, holding: list[Holding], stats: dict[str, float], now: float

@@ -50,6 +50,7 @@ class Samples:
         self.turned: list[Sample] = []  # with environments: what has become so since `acting` last looked
         self.ended: list[Sample] = []  # likewise: what is written, or dropped
         self.resets = 0
+        self.survival = 1.0  # share of tokens written ahead that newer weights kept, lately
         self.arrived = False  # samples started to wait since `dispatch` last looked
         self._journal: dict[int, dict[SampleId, JournalEntry]] = {}  # journal of steps not yet open
         self._past: dict[State, int] = {"trained": 0, "filtered": 0, "dropped": 0}  # of forgotten steps
@@ -196,6 +197,8 @@ class Samples:
                 open_step.deal if state == "waiting" else None,
                 open_step.expected,
                 open_step.unprobed,
+                open_step.work if state == "waiting" else 0.0,
+                self.survival,
             )
             for step, open_step in sorted(self.open_steps.items(), key=lambda item: item[0] < EVAL)
             if open_step.counts[state]

@@ -28,6 +28,7 @@ class OpenStep:
         self.handed = False  # to a trainer, at least once
         self.forecast: dict[str, float] = {}  # prompt -> response tokens, by its history alone
         self.expected: dict[str, float] = {}  # prompt -> response tokens, when the groups were last ranked
+        self.mean = 0.0  # response tokens of a waiting sample, likewise
         self.unprobed: set[str] = set()  # ranked prompts without history, none of whose samples has begun
         self.deal: Deal | None = None  # which worker begins which prompts, if the policy deals
         self.dealt_to = -1  # `Workers.lineup` that `deal` was made for
@@ -134,6 +135,11 @@ class OpenStep:
             self.meter.generated(now, occupancy.read(now))
         if self.meter.complete_at is None and self.complete:
             self.meter.complete_at = now
+
+    @property
+    def work(self) -> float:
+        """Expected tokens of all samples that wait."""
+        return self.mean * self.counts["waiting"]
 
     @property
     def all_generated(self) -> bool:

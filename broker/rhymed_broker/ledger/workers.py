@@ -18,8 +18,8 @@ class Worker:
     """A rollout, environment or reward worker, or the trainer (which holds nothing here)."""
 
     __slots__ = (
-        "accepted", "asleep", "busy", "claims", "drained", "forwards", "held", "holding", "host", "missing", "name",
-        "opened", "parked", "phase", "phase_at", "pid", "resting", "rests_until", "rests_why", "role", "seen",
+        "accepted", "asleep", "beat", "busy", "claims", "drained", "forwards", "held", "holding", "host", "missing",
+        "name", "opened", "parked", "phase", "phase_at", "pid", "resting", "rests_until", "rests_why", "role", "seen",
         "sessions", "sleep_at",
         "slots", "stats", "target", "target_at", "usage", "useful", "version", "waits", "waking", "woken_at",
     )  # fmt: skip
@@ -49,6 +49,7 @@ class Worker:
         self.parked: set[SampleId] = (
             set()
         )  # held, written ahead to the end: without a slot, until newer weights are loaded
+        self.beat = (now, -2, 0)  # of its last heartbeat: time, version, samples that had a slot
         self.busy = 0  # slots in use; a sample that is no longer parked may wait for one
         self.missing: dict[SampleId, float] = {}  # held, but not reported: since when
         self.claims: list[SampleId] = join.holding  # held when it joined, to be adopted

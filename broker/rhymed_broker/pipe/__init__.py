@@ -5,9 +5,9 @@
 
 from rhymed_broker.pipe.fair import FAIR, FIFO, fair
 from rhymed_broker.pipe.flow import FLOW
-from rhymed_broker.pipe.policy import Move, Placement, Policy, Snapshot, StepQueue, WorkerView
+from rhymed_broker.pipe.policy import Move, Placement, Policy, Shift, Snapshot, StepQueue, WorkerView
 from rhymed_broker.pipe.rhyme import RHYME
 
 POLICIES: dict[str, Policy] = {"fifo": FIFO, "rhyme": RHYME, "flow": FLOW}
 
-__all__ = ["FAIR", "POLICIES", "Move", "Placement", "Policy", "Snapshot", "StepQueue", "WorkerView", "fair"]
+__all__ = ["FAIR", "POLICIES", "Move", "Placement", "Policy", "Shift", "Snapshot", "StepQueue", "WorkerView", "fair"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rhymed_broker.pipe.policy import (
     Deal,
@@ -45,8 +45,14 @@ def _own(queue: StepQueue, deal: Deal, able: Sequence[WorkerView], loads: dict[s
     return placed
 
 
-def share(queue: StepQueue, able: Sequence[WorkerView], loads: dict[str, int]) -> list[Placement]:
-    """The groups in order, each to the least loaded worker. Updates `loads`: worker -> slots in use."""
+def share(
+    queue: StepQueue, able: Sequence[WorkerView], loads: dict[str, int], limits: Mapping[str, int] | None = None
+) -> list[Placement]:
+    """The groups in order, each to the least loaded worker. Updates `loads`: worker -> slots in use.
+
+    `limits`: worker -> slots that it may use; None: all.
+    """
+    limits = limits or {worker.name: worker.slots for worker in able}
     part = (queue.size + sum(loads[worker.name] for worker in able)) / sum(worker.slots for worker in able)
     heap = [(loads[worker.name] / worker.slots, order, worker) for order, worker in enumerate(able)]
     heapq.heapify(heap)
@@ -57,11 +63,11 @@ def share(queue: StepQueue, able: Sequence[WorkerView], loads: dict[str, int]) -
             _, order, worker = heapq.heappop(heap)
             busy = loads[worker.name]
             even = math.ceil(part * worker.slots - 1e-9)  # its share, in samples
-            take = min(len(left), max(1, min(worker.slots, even) - busy))
+            take = min(len(left), max(1, min(limits[worker.name], even) - busy))
             placed.append(Placement(worker.name, left[:take]))
             del left[:take]
             loads[worker.name] = busy = busy + take
-            if busy < worker.slots:
+            if busy < limits[worker.name]:
                 heapq.heappush(heap, (busy / worker.slots, order, worker))
         if not heap:
             break

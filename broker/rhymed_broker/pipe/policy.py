@@ -14,6 +14,7 @@ To add a policy: write a module with a `Policy`, and name it in `pipe.POLICIES` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -42,6 +43,35 @@ class WorkerView(Protocol):
         """Held samples that are written ahead to the end: they wait for newer weights without a slot."""
 
 
+class Paces(Protocol):
+    """How fast each engine is; see `pace.Pace`."""
+
+    @property
+    def known(self) -> bool:
+        """False: nothing was observed yet."""
+
+    def __call__(self, worker: str, running: int) -> float:
+        """Seconds per token of one of so many samples."""
+
+    def slower(self, worker: str) -> float:
+        """Times slower than the fastest; 1 if about as fast."""
+
+
+class Unknown:
+    """All engines are equal."""
+
+    known = False
+
+    def __call__(self, worker: str, running: int) -> float:
+        return 1.0
+
+    def slower(self, worker: str) -> float:
+        return 1.0
+
+
+UNKNOWN: Paces = Unknown()
+
+
 class StepQueue(NamedTuple):
     """One step's samples that wait for a worker."""
 
@@ -54,18 +84,21 @@ class StepQueue(NamedTuple):
     deal: Deal | None = None  # of the step, if the policy deals
     expected: Mapping[str, float] = {}  # prompt -> response tokens, when `groups` were ranked
     unprobed: Collection[str] = ()  # prompts without history and without samples that have begun
+    work: float = 0.0  # expected tokens of all these samples
+    survival: float = 1.0  # share of tokens written ahead that newer weights keep
 
     def ahead_of(self, worker: WorkerView) -> bool:
         """Would this worker write them ahead?"""
         return worker.version < self.oldest_version
 
     def fits(self, worker: WorkerView) -> bool:
-        """May this worker have them? A worker with as many parked samples as slots writes nothing more ahead."""
+        """May this worker have them? It parks at most as many as it has slots, and fewer if few tokens survive."""
         if worker.role == "reward":
             return True
         if not self.earliest_version <= worker.version <= self.newest_version:
             return False
-        return not self.ahead_of(worker) or len(worker.parked) < worker.slots
+        most = worker.slots * (1 + self.survival)
+        return not self.ahead_of(worker) or (len(worker.parked) < worker.slots and len(worker.held) < most)
 
     def without(self, excluded: Collection[Sample]) -> StepQueue:
         groups = {
@@ -81,6 +114,10 @@ class Snapshot(NamedTuple):
 
     queues: Sequence[StepQueue]  # evaluations, then steps, oldest first
     workers: Sequence[WorkerView]  # with at least one free slot
+    pace: Paces = UNKNOWN
+    limits: Mapping[str, int] = {}  # worker -> samples that it should run at most, as `move` last decided
+    end_s: float = 0.0  # until the step in flight ends, as `move` last expected
+    rate: float = math.inf  # tokens per second of all workers with full slots
 
 
 class Placement(NamedTuple):
@@ -98,11 +135,24 @@ class Move(NamedTuple):
 class Running(NamedTuple):
     """Input of `move`, about once a second."""
 
-    samples: Sequence[Sample]  # of the oldest step that is not generated, none of whose samples waits
+    samples: Sequence[Sample]  # of the oldest step that is not generated
     size: int  # samples of that step
     workers: Mapping[str, WorkerView]  # all rollout workers that may continue them
     left: Callable[[Sample], float]  # tokens still expected of it
     total: Callable[[Sample], float]  # tokens expected of it when its step was opened
+    pace: Paces = UNKNOWN
+    waiting: int = 0  # samples of that step that wait
+    verified: float = 0.1  # tokens that are generated in the time in which one is verified that a moved sample has
+    queued: float = 0.0  # expected tokens of all samples that wait, and for which the workers' weights are new enough
+    ahead: bool = False  # samples wait that may be written ahead
+
+
+class Shift(NamedTuple):
+    """Answer of `move`."""
+
+    moves: list[Move]
+    limits: Mapping[str, int] = {}  # worker -> samples that it should run at most, until the next answer
+    end_s: float = 0.0  # until the step ends, at the earliest
 
 
 class Policy(NamedTuple):
@@ -111,7 +161,7 @@ class Policy(NamedTuple):
     deal: Callable[[Sequence[str], Sequence[WorkerView], Expect], Deal] | None
     """Inside a step: each worker's own prompts; None: a worker with a free slot takes the next one."""
     place: Callable[[Snapshot], list[Placement]]
-    move: Callable[[Running], Slices[list[Move]]]
+    move: Callable[[Running], Slices[Shift]]
 
 
 def load(worker: WorkerView) -> int:
@@ -124,9 +174,9 @@ def as_given(step: int, prompts: Sequence[str], expect: Expect) -> list[str]:
     return list(prompts)
 
 
-def stay(running: Running) -> Slices[list[Move]]:
+def stay(running: Running) -> Slices[Shift]:
     yield from ()
-    return []
+    return Shift([])
 
 
 def take(queue: StepQueue, prompts: Iterable[str], room: int) -> list[Sample]:

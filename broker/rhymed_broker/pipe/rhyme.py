@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from rhymed_broker.pipe.fair import deal_evenly, fair
-from rhymed_broker.pipe.policy import Deal, Expect, Move, Policy, Running, WorkerView, load
+from rhymed_broker.pipe.policy import Deal, Expect, Move, Policy, Running, Shift, WorkerView, load
 from rhymed_broker.slices import Slices
 
 GROUPS_A_WORKER = 0.5
@@ -67,10 +67,10 @@ def workers_by_group(work: Sequence[float], workers: int) -> list[int]:
     return counts
 
 
-def outliers(running: Running) -> Slices[list[Move]]:
+def outliers(running: Running) -> Slices[Shift]:
     """At the end of a step, samples that exceed their forecast move to the least loaded workers."""
-    if len(running.samples) > LAST * running.size or len(running.workers) < 2:
-        return []
+    if running.waiting or len(running.samples) > LAST * running.size or len(running.workers) < 2:
+        return Shift([])
     loads = {name: load(worker) for name, worker in running.workers.items()}
     moves: list[Move] = []
     yield
@@ -85,7 +85,7 @@ def outliers(running: Running) -> Slices[list[Move]]:
             moves.append(Move(sample, target))
             loads[target] += 1
             loads[sample.worker] -= 1
-    return moves
+    return Shift(moves)
 
 
 RHYME = Policy(rank=alternate, deal=deal_by_rank, place=fair, move=outliers)

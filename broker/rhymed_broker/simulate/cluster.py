@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rhymed.messages import SampleId
-from rhymed_broker.simulate.engine import Cost
+from rhymed.messages import Drafting, SampleId
+from rhymed_broker.simulate.drafts import Drafts
+from rhymed_broker.simulate.engine import Cost, Entry
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Cluster:
     verify: float = 0.1  # engine steps per token that is verified instead of generated
     keep: float = 0.9987  # probability that a token written ahead is the same with the next weights
     slow: dict[int, float] = field(default_factory=dict)  # worker -> times slower
+    slows: dict[float, tuple[int, float]] = field(default_factory=dict)  # time -> (worker, times slower from then on)
+    drafts: Drafts | None = None
     failures: dict[float, int] = field(default_factory=dict)  # time -> worker that dies, and is back after `back_s`
     back_s: float = 60.0
     beat_s: float = 5.0
@@ -32,6 +36,19 @@ class Cluster:
         if not self.flat:
             return 0.0
         return float(id.index) if random.Random(f"{self.seed}/{id.step}/{id.prompt}").random() > self.flat else 0.0
+
+    def kept(self, tokens: int, noise: random.Random) -> int:
+        """Of tokens of older weights, those before the first one that differs."""
+        if self.keep >= 1:
+            return tokens
+        return min(tokens, int(math.log(1 - noise.random()) / math.log(self.keep)) if self.keep > 0 else 0)
+
+    def drafted(self, entry: Entry) -> Drafting | None:
+        """A sample's forwards and accepted drafts, about."""
+        if self.drafts is None:
+            return None
+        forwards = round(entry.length / self.drafts.tokens(self.slots, seen=entry.seen))
+        return Drafting(forwards, entry.length - forwards, entry.length - forwards, 0.0, 0.0, 0.0)
 
 
 class Totals(NamedTuple):

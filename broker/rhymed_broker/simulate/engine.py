@@ -1,7 +1,8 @@
 """An engine in virtual time: each step adds one token to every running sample, and its duration is a cost curve.
 
-Its clock counts steps. A sample that enters at clock c and needs n tokens leaves at c + n whatever else happens, so
-one heap of leaving times is all the state; the number of running samples only changes the clock's speed.
+With drafts a step adds more than one. A clock counts tokens: one for samples whose prompts have history, one for the
+others. A sample that enters at clock c and needs n tokens leaves at c + n whatever else happens, so a heap of leaving
+times for each clock is all the state; the number of running samples only changes the clocks' speeds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from pathlib import Path
 
 from rhymed.errors import DataError
 from rhymed.messages import SampleId
+from rhymed_broker.simulate.drafts import Drafts
+
+PLAIN = Drafts([(1, 1.0)], first=1.0)
 
 
 class Cost:
@@ -63,29 +67,23 @@ class Entry:
     begun: int = 0  # tokens that it enters with, verified first
     checked: float = 0.0  # engine steps for their verification
     version: int = 0  # of its oldest token
-    start: float = math.inf  # on the engine's clock, when it got a slot
-
-    @property
-    def steps(self) -> float:
-        return self.checked + self.length - self.begun
-
-    def done(self, clock: float) -> int:
-        """Tokens so far, on the engine's clock."""
-        return min(self.length, self.begun + math.floor(max(0.0, clock - self.start - self.checked + 1e-6)))
+    start: float = math.inf  # on its clock, when it got a slot
+    seen: bool = False  # its prompt has history
 
 
 class Engine:
-    def __init__(self, slots: int, cost: Cost, slowness: float = 1.0) -> None:
-        self.slots, self._cost, self._slowness = slots, cost, slowness
+    def __init__(self, slots: int, cost: Cost, slowness: float = 1.0, drafts: Drafts = PLAIN) -> None:
+        self.slots, self.slowness, self._cost, self._drafts = slots, slowness, cost, drafts
         self.running: dict[SampleId, Entry] = {}
         self.waiting: deque[Entry] = deque()
-        self.clock = 0.0  # steps
         self.busy_s = 0.0  # slots times seconds
         self.idle_s = 0.0  # seconds without a sample
         self.changes: list[tuple[float, int]] = []  # (time, running), where `trace`
         self.trace = False
-        self._leaving: list[tuple[float, int, Entry]] = []
-        self._at = 0.0  # time of the clock
+        self._clocks = [0.0, 0.0]  # tokens: without and with history
+        self._leaving: tuple[list[tuple[float, int, Entry]], ...] = ([], [])  # by clock
+        self._seen = 0  # of those that run
+        self._at = 0.0  # time of the clocks
         self._count = 0
 
     def advance(self, now: float) -> None:
@@ -93,7 +91,8 @@ class Engine:
         if passed > 0:
             running = len(self.running)
             if running:
-                self.clock += passed / (self._cost(running) * self._slowness)
+                for seen in (False, True):
+                    self._clocks[seen] += passed / self._token_s(running, seen=seen)
                 self.busy_s += passed * running
             else:
                 self.idle_s += passed
@@ -115,6 +114,7 @@ class Engine:
             if entry is not None:
                 self.waiting.remove(entry)
         else:
+            self._seen -= entry.seen
             self._note()
             self._fill()
         return entry
@@ -122,32 +122,52 @@ class Engine:
     def finished(self) -> list[Entry]:
         """Samples that leave now; waiting ones take their slots."""
         done = []
-        while self._leaving and self._leaving[0][0] <= self.clock + 1e-6:
-            _, _, entry = heapq.heappop(self._leaving)
-            if self.running.get(entry.id) is entry:
-                del self.running[entry.id]
-                done.append(entry)
+        for leaving, clock in zip(self._leaving, self._clocks, strict=True):
+            while leaving and leaving[0][0] <= clock + 1e-6:
+                _, _, entry = heapq.heappop(leaving)
+                if self.running.get(entry.id) is entry:
+                    del self.running[entry.id]
+                    self._seen -= entry.seen
+                    done.append(entry)
         if done:
             self._note()
             self._fill()
         return done
 
+    def tokens(self, entry: Entry) -> int:
+        """That it has so far."""
+        passed = self._clocks[entry.seen] - entry.start - self._checks(entry)
+        return min(entry.length, entry.begun + math.floor(max(0.0, passed + 1e-6)))
+
     def next_s(self) -> float | None:
         """When the next sample leaves, if nothing else happens."""
-        while self._leaving and self.running.get(self._leaving[0][2].id) is not self._leaving[0][2]:
-            heapq.heappop(self._leaving)
-        if not self._leaving:
-            return None
-        steps = max(0.0, self._leaving[0][0] - self.clock)
-        return self._at + steps * self._cost(len(self.running)) * self._slowness
+        due = []
+        for seen, leaving in zip((False, True), self._leaving, strict=True):
+            while leaving and self.running.get(leaving[0][2].id) is not leaving[0][2]:
+                heapq.heappop(leaving)
+            if leaving:
+                tokens = max(0.0, leaving[0][0] - self._clocks[seen])
+                due.append(self._at + tokens * self._token_s(len(self.running), seen=seen))
+        return min(due, default=None)
+
+    def _token_s(self, running: int, *, seen: bool) -> float:
+        """Seconds per token of a sample."""
+        forward_s = self._cost(running) * self.slowness * self._drafts.dearer(running, self._seen)
+        return forward_s / self._drafts.tokens(running, seen=seen)
+
+    def _checks(self, entry: Entry) -> float:
+        """The time of its verification, on its clock."""
+        return entry.checked * self._drafts.tokens(self.slots, seen=entry.seen)
 
     def _fill(self) -> None:
         while self.waiting and len(self.running) < self.slots:
             entry = self.waiting.popleft()
-            entry.start = self.clock
+            entry.start = self._clocks[entry.seen]
             self.running[entry.id] = entry
+            self._seen += entry.seen
             self._count += 1
-            heapq.heappush(self._leaving, (self.clock + entry.steps, self._count, entry))
+            leaves = entry.start + (self._checks(entry) + entry.length - entry.begun)
+            heapq.heappush(self._leaving[entry.seen], (leaves, self._count, entry))
             self._note()
 
     def _note(self) -> None:

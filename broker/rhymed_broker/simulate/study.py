@@ -11,6 +11,7 @@ import numpy as np
 
 from rhymed.messages import SampleId
 from rhymed_broker.pipe import POLICIES
+from rhymed_broker.simulate.bounds import bound_s, path_s
 from rhymed_broker.simulate.cluster import Cluster, Totals
 from rhymed_broker.simulate.workload import Workload
 from rhymed_broker.simulate.world import World
@@ -49,6 +50,7 @@ class Result:
     totals: Totals
     world: World
     bound_s: float
+    path_s: float | None = None  # at staleness 0
 
     def row(self) -> dict[str, Any]:
         totals = self.totals
@@ -56,6 +58,7 @@ class Result:
             "mode": str(self.mode),
             "makespan_s": totals.makespan_s,
             "of_bound": self.bound_s / totals.makespan_s,
+            "of_path": self.path_s / totals.makespan_s if self.path_s is not None else None,
             "bubble_ratio": 1 - totals.busy_s / totals.slot_s if totals.slot_s else 0.0,
             "steady_bubble_ratio": 1 - totals.steady_busy_s / totals.steady_slot_s if totals.steady_slot_s else 0.0,
             "ahead_tokens_ratio": totals.ahead / max(1, totals.tokens),
@@ -95,17 +98,6 @@ class Oracle:
         return max(0.0, self.expect(step, prompt) - tokens)
 
 
-def bound_s(workload: Workload, cluster: Cluster, tokens: int = 0) -> float:
-    """A lower bound: all tokens with all slots in use, then the training of the last step.
-
-    `tokens`: that were generated; 0: those of the plan without refills.
-    """
-    plan = workload.plan
-    tokens = tokens or sum(workload.length(id) for step in range(plan.steps) for id in plan.samples(step))
-    speed = sum(1 / cluster.slow.get(number, 1.0) for number in range(cluster.workers))
-    return tokens * cluster.cost(cluster.slots) / (cluster.slots * speed) + cluster.train_s
-
-
 def compare(workload: Workload, cluster: Cluster, modes: Sequence[Mode], *, trace: bool = False) -> list[Result]:
     bound, results = bound_s(workload, cluster), []
     for mode in modes:
@@ -120,19 +112,30 @@ def compare(workload: Workload, cluster: Cluster, modes: Sequence[Mode], *, trac
         )
         totals = world.run()
         lower = bound_s(workload, cluster, totals.tokens) if cluster.flat else bound
-        results.append(Result(mode, totals, world, lower))
+        path = None if mode.max_staleness else path_s(workload, cluster, run_ahead=bool(mode.run_ahead))
+        results.append(Result(mode, totals, world, lower, path))
     return results
 
 
 def table(results: Sequence[Result]) -> str:
     """As text; speed-ups are relative to the first result."""
     first = results[0].totals.makespan_s
-    heads = ("faster", 8), ("of bound", 10), ("bubble", 8), ("steady", 8), ("ahead", 7), ("kept", 6), ("moved", 7)
+    heads = (
+        ("faster", 8),
+        ("of bound", 10),
+        ("of path", 9),
+        ("bubble", 8),
+        ("steady", 8),
+        ("ahead", 7),
+        ("kept", 6),
+        ("moved", 7),
+    )
     lines = [f"{'':<36}{'makespan':>10}" + "".join(f"{head:>{width}}" for head, width in heads)]
     for result in results:
         row = result.row()
         lines.append(
             f"{row['mode']:<36}{row['makespan_s']:>9.0f}s{first / row['makespan_s']:>8.2f}{row['of_bound']:>10.3f}"
+            f"{'' if row['of_path'] is None else format(row['of_path'], '.3f'):>9}"
             f"{row['bubble_ratio']:>8.3f}{row['steady_bubble_ratio']:>8.3f}{row['ahead_tokens_ratio']:>7.2f}"
             f"{row['ahead_kept_ratio']:>6.2f}{row['moved']:>7}"
         )

@@ -13,14 +13,13 @@ from typing import Any
 
 from rhymed.messages import EVAL, NO_SIGNAL, Holding, Join, SampleId, SampleInfo, Score
 from rhymed.staleness import window
-from rhymed_broker.forecast import Forecast
+from rhymed_broker.forecast import Forecast, Lengths
 from rhymed_broker.ledger import actions
-from rhymed_broker.ledger.dispatch import Lengths
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.refill.signal import SignalRule
 from rhymed_broker.pipe import Policy
 from rhymed_broker.simulate.cluster import Cluster, Totals
-from rhymed_broker.simulate.engine import Engine, Entry
+from rhymed_broker.simulate.engine import PLAIN, Engine, Entry
 from rhymed_broker.simulate.workload import Workload
 from rhymed_broker.states import Rules
 
@@ -47,6 +46,7 @@ class World:
         self._versions: dict[str, int] = {}
         self._ahead: dict[str, dict[SampleId, int]] = {}  # worker -> parked -> tokens
         self._partials: dict[SampleId, tuple[int, int]] = {}  # (version, tokens) of the beginnings in the store
+        self._first: dict[str, int] = {}  # prompt -> its first step
         self._ahead_counts: dict[SampleId, tuple[int, int]] = {}  # ahead, kept
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._planned: dict[str, float] = {}  # worker -> when its next sample finishes
@@ -72,6 +72,8 @@ class World:
             self._start(number)
         for at, number in cluster.failures.items():
             self._at(at, self._die, number)
+        for at, (number, slowness) in cluster.slows.items():
+            self._at(at, self._slow, number, slowness)
         self._at(cluster.beat_s, self._beat)
         self._act()
         while self._events and not self._over:
@@ -89,7 +91,9 @@ class World:
 
     def _start(self, number: int) -> None:
         name, cluster = f"w{number:04d}", self.cluster
-        engine = self.engines[name] = Engine(cluster.slots, cluster.cost, cluster.slow.get(number, 1.0))
+        engine = self.engines[name] = Engine(
+            cluster.slots, cluster.cost, cluster.slow.get(number, 1.0), cluster.drafts or PLAIN
+        )
         engine.trace = self._trace
         engine.advance(self.now)
         self._versions[name], self._ahead[name] = self.ledger.version, {}
@@ -102,13 +106,19 @@ class World:
             del self.engines[name], self._versions[name], self._ahead[name]
             self._at(self.now + self.cluster.back_s, self._start, number)
 
+    def _slow(self, number: int, slowness: float) -> None:
+        if engine := self.engines.get(name := f"w{number:04d}"):
+            engine.advance(self.now)
+            engine.slowness = slowness
+            self._touched.add(name)
+
     def _beat(self) -> None:
         ledger = self.ledger
         for name, engine in self.engines.items():
             if name in ledger.workers.by_name:
                 engine.advance(self.now)
                 ahead = self._ahead[name]
-                holding = [Holding(id=id, tokens=entry.done(engine.clock)) for id, entry in engine.running.items()]
+                holding = [Holding(id=id, tokens=engine.tokens(entry)) for id, entry in engine.running.items()]
                 holding += [Holding(id=entry.id, tokens=entry.begun) for entry in engine.waiting]
                 holding += [Holding(id=id, tokens=tokens, parked=True) for id, tokens in ahead.items()]
                 ledger.heartbeat(name, self._versions[name], "", holding, {}, self.now)
@@ -144,7 +154,7 @@ class World:
             versions = [(entry.version, 1), (version, entry.length - 1)]
         return SampleInfo(
             id=entry.id, prompt_length=1, length=entry.length, finish_reason="stop", versions=versions,
-            ahead=self._ahead_counts.pop(entry.id, (0, 0)),
+            ahead=self._ahead_counts.pop(entry.id, (0, 0)), drafting=self.cluster.drafted(entry),
         )  # fmt: skip
 
     def _oldest(self, id: SampleId) -> int:
@@ -153,19 +163,13 @@ class World:
     def _enter(self, name: str, id: SampleId, brought: int = 0, of_version: int = -1) -> None:
         """A sample begins, or continues from tokens of another version, which are verified first."""
         length, version = self.workload.length(id), self._versions[name]
-        kept = brought if of_version == version else self._kept(brought)
+        kept = brought if of_version == version else self.cluster.kept(brought, self._random)
         if of_version < version and brought:
             ahead, before = self._ahead_counts.get(id, (0, 0))
             self._ahead_counts[id] = (ahead + brought, before + kept)
             self.ahead, self.kept = self.ahead + brought, self.kept + kept
-        self.engines[name].add(Entry(id, length, kept, self.cluster.verify * kept, version))
-
-    def _kept(self, tokens: int) -> int:
-        """Tokens before the first one that differs."""
-        keep = self.cluster.keep
-        if keep >= 1:
-            return tokens
-        return min(tokens, int(math.log(1 - self._random.random()) / math.log(keep)) if keep > 0 else 0)
+        seen = self._first.setdefault(id.prompt, id.step) < id.step and self.cluster.drafts is not None
+        self.engines[name].add(Entry(id, length, kept, self.cluster.verify * kept, version, seen=seen))
 
     def _act(self) -> None:
         for action in self.ledger.drain(self.now):
@@ -237,7 +241,7 @@ class World:
         again = [(id, tokens) for id, tokens in self._ahead[name].items() if self._oldest(id) <= version]
         for entry in [*engine.running.values(), *engine.waiting]:
             if self._oldest(entry.id) > before:
-                again.append((entry.id, entry.done(engine.clock)))
+                again.append((entry.id, engine.tokens(entry)))
         for id, tokens in sorted(again):
             self._ahead[name].pop(id, None)
             engine.remove(id)
@@ -254,7 +258,7 @@ class World:
         engine.advance(self.now)
         for id in ids:
             if entry := engine.remove(id):
-                self._partials[id] = (self._versions[name], entry.done(engine.clock))
+                self._partials[id] = (self._versions[name], engine.tokens(entry))
                 self.ledger.retries.given_back(name, [id], "moved", self.now, moved=True)
                 self.moved += 1
         self._touched.add(name)

@@ -15,9 +15,10 @@ from rhymed.cli import main
 from rhymed.errors import DataError
 from rhymed.messages import SampleId
 from rhymed_broker.pipe import POLICIES
+from rhymed_broker.simulate.bounds import bound_s
 from rhymed_broker.simulate.cluster import Cluster
 from rhymed_broker.simulate.engine import Cost, Engine, Entry
-from rhymed_broker.simulate.study import Mode, Oracle, bound_s, compare
+from rhymed_broker.simulate.study import Mode, Oracle, compare
 from rhymed_broker.simulate.workload import Recorded, Shape, Synthetic, read_trace
 from rhymed_broker.simulate.world import World
 from tests.broker.ledger.stories import check
@@ -151,7 +152,7 @@ def test_an_engine_shares_its_steps() -> None:
     assert [entry.id.index for entry in engine.finished()] == [0]
     assert engine.next_s() == pytest.approx(4.0 + 2 * 2.0)
     engine.advance(6.0)
-    assert engine.running[SampleId(0, "p", 1)].done(engine.clock) == 3
+    assert engine.tokens(engine.running[SampleId(0, "p", 1)]) == 3
     assert engine.remove(SampleId(0, "p", 1)) is not None
     assert engine.next_s() == pytest.approx(6.0 + 2 * 1.5)
 
