@@ -270,7 +270,7 @@ class Dispatch:
         snapshot = Running(
             running, len(open_step.samples), workers, self._left, self._total, self.pace,
             open_step.counts["waiting"], VERIFIED * length, sum(step.work for step in ready),
-            len(ready) < len(queued),
+            not self._samples.rules.max_staleness, len(ready) < len(queued),
         )  # fmt: skip
         moves, self._limits, self._end_s = yield from self.policy.move(snapshot)
         releases: dict[str, list[SampleId]] = {}

@@ -144,6 +144,7 @@ class Running(NamedTuple):
     waiting: int = 0  # samples of that step that wait
     verified: float = 0.1  # tokens that are generated in the time in which one is verified that a moved sample has
     queued: float = 0.0  # expected tokens of all samples that wait, and for which the workers' weights are new enough
+    synchronous: bool = True  # a step begins when the one before it is trained, but for what is written ahead
     ahead: bool = False  # samples wait that may be written ahead
 
 

@@ -4,6 +4,7 @@ A step takes at least as long as its work, with all engines full, and as its lon
 longest sample would end too late among as many samples as it has slots is *reserved*: it gets no others until so few
 run there that the longest is fast enough. What reserved engines lose delays all other samples, so the time of the end
 is the shortest for which both fit. The expected finish decides, not tokens: the pace is measured, drafts included.
+With staleness nothing is reserved: other steps' samples fill the engines, and forecasts of stragglers are too long.
 Samples move while the step runs only if their engine is slow: elsewhere their tokens are verified again.
 """
 
@@ -43,7 +44,8 @@ def reserve(running: Running) -> Slices[Shift]:
             longest[sample.worker] = max(left, longest.get(sample.worker, 0.0))
     best_s = min(running.pace(name, 1) for name in running.workers)
     end_s = best_s * max(longest.values(), default=0.0)
-    return Shift(moves, engines.limits(longest, work), max(end_s, work / engines.rate))
+    limits = engines.limits(longest, work) if running.synchronous else {}
+    return Shift(moves, limits, max(end_s, work / engines.rate))
 
 
 def _rough(running: Running, sample: Sample) -> float:

@@ -116,3 +116,9 @@ def test_fewer_samples_are_written_ahead_if_few_of_their_tokens_survive() -> Non
     assert queue.fits(worker)
     assert queue._replace(survival=0.75).fits(worker)
     assert not queue._replace(survival=0.25).fits(worker)
+
+
+def test_nothing_is_reserved_where_other_steps_fill_the_engines() -> None:
+    given = running(Paces(), 50, 3000.0, v={"a": 9000, "b": 300, "c": 300}, w={"d": 100})
+    assert list(whole(reserve(given)).limits) == ["v"]
+    assert whole(reserve(given._replace(synchronous=False))).limits == {}
