@@ -64,9 +64,13 @@ def _described(function: dict[str, Any]) -> str:
     arguments, required = schema.get("properties") or {}, schema.get("required") or []
     shown = [f"{name}: {_type(each)}{'' if name in required else ' = ...'}" for name, each in arguments.items()]
     lines = [f"({', '.join(shown)}) {function.get('description', '')}".rstrip()]
-    return "\n".join([*lines, *(f"  {name}: {each.get('description', '')}" for name, each in arguments.items())])
+    said = {name: each.get("description", "") if isinstance(each, dict) else "" for name, each in arguments.items()}
+    return "\n".join([*lines, *(f"  {name}: {text}" for name, text in said.items())])
 
 
-def _type(schema: dict[str, Any]) -> str:
+def _type(schema: dict[str, Any] | bool) -> str:
+    """JSON Schema has true for any value and false for none."""
+    if isinstance(schema, bool):
+        return "any" if schema else "none"
     kind = schema.get("type", "any")
     return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rhymed.check.dryrun import full_check, quick_check
+from rhymed.check.environment import _described
 from rhymed.check.report import Report
 from rhymed.config import Config
 from tests.workers.sessions.test_dialogue import CHATML, STRIPS
@@ -90,6 +91,14 @@ def test_tools_and_the_first_row_are_shown_as_the_policy_reads_them(make: Any) -
     assert "say 0 The board has 9 fields." in rows["row 1"]
     assert "hermes" in rows["parser"]
     assert not any("rewrites" in warning for warning in report.warnings)
+
+
+def test_schemas_of_remote_tools_may_be_true_or_false() -> None:
+    properties = {"any": True, "never": False, "how": {"type": ["string", "null"], "description": "As asked."}}
+    described = _described({"description": "Acts.", "parameters": {"properties": properties, "required": ["any"]}})
+    first, *others = described.splitlines()
+    assert first == "(any: any, never: none = ..., how: string or null = ...) Acts."
+    assert others == ["  any: ", "  never: ", "  how: As asked."]
 
 
 def test_the_words_of_tools_count_in_the_lengths_of_prompts(make: Any) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rhymed.errors import HOPELESS, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
-from rhymed_workers.environment.protocol import Stepped, Wanted, Where
+from rhymed_workers.environment.protocol import Close, Stepped, Wanted, Where
 from rhymed_workers.sessions.calls import Read
 from tests.workers.environment.pools import CHAT, Make, ask, maker, told
 
@@ -217,6 +217,22 @@ async def test_a_request_that_cannot_be_written_is_not_waited_for(make: Make) ->
         with pytest.raises(UnicodeEncodeError):
             await pool.step("a", Read("\ud800"), last=False)
         assert [process.waiting for process in pool._processes] == [0]
+
+
+def within(pid: int) -> list[int]:
+    """A process and all that it started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(inner for child in children for inner in within(int(child)))]
+
+
+async def test_a_process_that_hangs_outside_of_any_request_is_killed(make: Make) -> None:
+    async with make(tools="add", timeout_s=0.1) as pool:
+        (process,) = pool._processes
+        for pid in within(process.pid):
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(EnvironmentLost, match="in a process that did nothing, and was killed"):
+            await process.ask(Close("a"))
+        await asyncio.wait_for(process._process.wait(), 60.0)
 
 
 async def test_a_killed_process_loses_its_environments(make: Make) -> None:

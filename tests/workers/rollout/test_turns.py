@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
+from rhymed import messages
 from rhymed.config import Config
-from rhymed.messages import Answer, SampleId, Turn
+from rhymed.messages import Answer, GiveBack, SampleId, Turn, Turned
 from rhymed.run.layout import layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
 from rhymed_store.sessions import NewTurn, put_answer, put_turns
-from rhymed_workers.engines.base import Sampling, turn_seed
+from rhymed_workers.engines.base import DraftReport, Output, Sampling, turn_seed
 from rhymed_workers.rollout.generation import ActiveSample, _of_turn
+from rhymed_workers.rollout.reports import Reporter
 from rhymed_workers.rollout.turns import Sessions, slots_of
 from tests.store.stores import PROMPT
 
@@ -81,3 +83,33 @@ def test_a_few_samples_in_turns_wait_where_they_will_be_written() -> None:
     rollout = {"max_concurrency": 32}
     assert slots_of(Config.model_validate({"rollout": rollout})) == 32
     assert slots_of(Config.model_validate({"rollout": rollout, "environment": {"tools": "tools.py:add"}})) == 36
+
+
+class Answering:
+    """In place of engine and broker: no drafts, and what is reported."""
+
+    def __init__(self) -> None:
+        self.reported: list[messages.Message] = []
+
+    async def drafting(self, ids: list[SampleId]) -> list[DraftReport]:
+        return [DraftReport() for _ in ids]
+
+    async def report(self, message: messages.Message, what: str) -> None:
+        self.reported.append(message)
+
+
+async def test_a_sample_whose_session_is_lost_ends_alone(client: StoreClient) -> None:
+    await write(client, 0, [1, 2], None)
+    other, broker = ActiveSample(SampleId(0, PROMPT, 1), 0.0), Answering()
+    samples = [await begun(client, None), other]
+    active = {sample.id: sample for sample in samples}
+    reporter = Reporter("w", broker, client, broker, active, turns=True)  # type: ignore[arg-type]
+    for sample in samples:
+        sample.output = Output(np.array([3], np.uint32), np.zeros(1, np.float32), "stop", [(0, 1)])
+    await reporter._store_and_report(samples)
+    turned, back = sorted(broker.reported, key=lambda message: type(message).__name__, reverse=True)
+    assert isinstance(turned, Turned)
+    assert [info.id for info in turned.samples] == [ID]
+    assert isinstance(back, GiveBack)
+    assert (back.samples, back.retry) == ([other.id], False)
+    assert "the store has no answer before it" in back.reason

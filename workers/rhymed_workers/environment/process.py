@@ -171,7 +171,13 @@ class EnvironmentProcess(Caged):
         if asked is None or not self.alive:
             return
         if phase == "queued":
-            asked.fail(EnvironmentLost(f"{self._what} waited {QUEUED * self._limit_s:g} s for others in its process"))
+            waited = f"{self._what} waited {QUEUED * self._limit_s:g} s"
+            if any(each.phase in ("sync", "async") for each in self._asked.values()):
+                asked.fail(EnvironmentLost(f"{waited} for others in its process"))
+                return
+            # No request is with user code, and none gets there: a thread or a handler of that code has the process.
+            _fail(self._asked, f"{waited} in a process that did nothing, and was killed")
+            await self.kill()
             return
         with contextlib.suppress(TimeoutError, ProcessEnded):
             await self.write(msgspec.msgpack.encode(Where(number)))

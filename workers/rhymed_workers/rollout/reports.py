@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 
 from rhymed import messages
+from rhymed.errors import UnknownSample
 from rhymed.histospec.drafts.yields import accepted
 from rhymed.service.logline import cause
 from rhymed.service.retry import retry
@@ -96,11 +97,7 @@ class Reporter:
         """If the store has an earlier record of a sample, by another worker or process, that record is reported."""
         drafts = await self._engine.drafting([sample.id for sample in samples])
         if self._turns:
-            turned = await store_turns(self._name, self._store, samples, drafts)
-            self.stored += len(samples)
-            for sample in samples:
-                sample.stored = True
-            await self._membership.report(turned, "reporting turns")
+            await self._store_and_report_turns(samples, drafts)
             return
         records = [new_record(sample, report) for sample, report in zip(samples, drafts, strict=True)]
         earlier = await retry(lambda: self._store.put_samples(records), "storing samples")
@@ -109,6 +106,22 @@ class Reporter:
         infos = {record.info.id: record.info for record in records} | {info.id: info for info in earlier}
         generated = messages.Generated(worker=self._name, samples=list(infos.values()))
         await self._membership.report(generated, "reporting samples")
+
+    async def _store_and_report_turns(self, samples: Sequence[ActiveSample], drafts: Sequence[DraftReport]) -> None:
+        """A sample whose session the store lost, with an older copy of itself, ends alone."""
+        try:
+            turned = await store_turns(self._name, self._store, samples, drafts)
+        except UnknownSample as error:
+            if len(samples) == 1:
+                await self.give_back(samples[0], str(error))
+                return
+            for sample, report in zip(samples, drafts, strict=True):
+                await self._store_and_report_turns([sample], [report])
+            return
+        self.stored += len(samples)
+        for sample in samples:
+            sample.stored = True
+        await self._membership.report(turned, "reporting turns")
 
     def _remove(self, samples: Sequence[ActiveSample]) -> None:
         for sample in samples:
