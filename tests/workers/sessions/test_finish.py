@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from rhymed.messages import Answer, Fork, SampleId, SampleInfo, Session, Turn
@@ -109,3 +110,18 @@ def test_turns_of_a_lost_attempt_are_left_out() -> None:
     assert rows_of(sample) == [[1, 2, 5, 6]]
     other = joined(stored([([1], [2]), ([3], [4])], unused=[0]))
     assert (rows_of(other), other.info.prompt_length) == ([[3, 4]], 1)
+
+
+def test_a_turn_that_is_as_long_as_its_program_asked_for_is_whole() -> None:
+    def reason(most: int | None, turn: str, *, cut: bool = False) -> str:
+        one = stored([([1], [2]), ([1, 2, 3], [4, 5])])
+        session = one.session
+        session.answers[1:] = [msgspec.structs.replace(answer, cut=cut, most=most) for answer in session.answers[1:]]
+        session.turns[1] = msgspec.structs.replace(session.turns[1], finish_reason=turn)
+        return joined(one).info.finish_reason
+
+    assert reason(None, "stop") == "stop"
+    assert reason(None, "length") == "length"
+    assert reason(7, "length") == "length", "it met the limit of the row first"
+    assert reason(2, "length") == "stop"
+    assert reason(2, "length", cut=True) == "length"

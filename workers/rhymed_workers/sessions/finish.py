@@ -55,7 +55,6 @@ def joined(stored: StoredSession) -> NewSample:
     """Environment tokens have log-prob 0 and the version of the turn before them."""
     session, (rows, last) = stored.session, _rows(stored)
     parts = [part for row in rows for part in row.parts]
-    used = [turn for number, turn in enumerate(session.turns) if number not in session.answers[-1].unused]
     earned = [answer.reward for answer in session.answers if answer.reward is not None]
     prompt = rows[0].tokens[: len(rows[0].tokens) - sum(map(len, rows[0].parts))]
     turns = _runs([len(part) for part in parts])
@@ -63,7 +62,7 @@ def joined(stored: StoredSession) -> NewSample:
         id=session.id,
         prompt_length=len(prompt),
         length=sum(map(len, parts)),
-        finish_reason="length" if session.answers[-1].cut else used[-1].finish_reason,
+        finish_reason=_finish_reason(session),
         versions=_versions(parts, [versions for row in rows for versions in row.versions]),
         turns=turns,
         earned=sum(earned) if earned else None,
@@ -77,6 +76,15 @@ def joined(stored: StoredSession) -> NewSample:
         np.concatenate([part for row in rows for part in row.logprobs]),
         np.concatenate([part for row in rows for part in row.drafted]) if any(session.drafted) else None,
     )
+
+
+def _finish_reason(session: messages.Session) -> messages.FinishReason:
+    """Of the sample. A turn that has as many tokens as its program asked for is whole: its program ended."""
+    number = max(number for number in range(len(session.turns)) if number not in session.answers[-1].unused)
+    turn, most = session.turns[number], session.answers[number].most
+    if session.answers[-1].cut:
+        return "length"
+    return "stop" if turn.length == most else turn.finish_reason
 
 
 def _rows(stored: StoredSession) -> tuple[list[_Row], _Row]:
