@@ -45,7 +45,8 @@ def test_values_and_their_gradient_are_those_of_separate_rows(model: ValueModel,
         model.backward(batch, lambda values_N: ((values_N - 1) ** 2).sum() / len(expected_N))
     assert torch.allclose(found_N, expected_N, atol=1e-5)
     for name, parameter in model.named_parameters():
-        assert torch.allclose(parameter.grad, gradients[name], atol=1e-6), name
+        largest = max(1.0, gradients[name].abs().max().item())  # float32 rounds a sum by its largest part
+        assert torch.allclose(parameter.grad, gradients[name], atol=1e-6 * largest), name
 
 
 def test_masked_tokens_change_no_bit_of_policy_and_critic(learner: Callable[..., TorchLearner]) -> None:
