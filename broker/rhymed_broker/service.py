@@ -30,7 +30,6 @@ from rhymed.run.timeline import FAILED
 from rhymed.service.service import Service
 from rhymed.text import counted, evaluation_lines, step_line
 from rhymed.wire.sockets import DONE, Server
-from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger.actions import Action, Evaluated, FinishRun, Mark, Recall
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.refill.signal import SignalRule
@@ -50,6 +49,7 @@ from rhymed_broker.status.dashboard import Dashboard
 from rhymed_broker.status.latest import Latest
 from rhymed_broker.status.writers import MetricsWriter, TimelineWriter
 from rhymed_broker.telemetry.exports import Exports
+from rhymed_broker.turns import forecast_of
 from rhymed_store.shards.client import connect
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class BrokerService(Service):
         self._stays = stays
         self.config = config
         self.places = places
-        forecast = Forecast(config.rollout.max_response_length)
+        forecast = forecast_of(config.rollout.max_response_length, turns=config.environment.active)
         signal = SignalRule.of(config.trainer, config.rollout.prompts_per_step)
         self.ledger = Ledger(
             Rules.of(config.schedule, environment=config.environment.active), policy_of(config), forecast, signal

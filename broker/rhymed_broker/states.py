@@ -128,6 +128,8 @@ class Sample:
     losses = 0  # times in a row that a worker died with it, without progress
     furthest = 0  # tokens that it had when a worker died with it
     tokens = 0  # generated so far, by its worker's last report
+    before = 0  # of these, what stood in the response when its worker began
+    turns: tuple[int, ...] = ()  # tokens of the policy's stored turns; of a sample that a restart found, those since
     advanced = 0.0  # when `tokens` last changed
     begun = False  # a worker has held it: the store may have its first tokens
     repeated = False  # it was trained before a rollback, and is trained again
@@ -147,6 +149,11 @@ class Sample:
     def __init__(self, id: SampleId) -> None:
         self.id = id
         self.story: list[tuple[float, Event, str]] = []
+
+    @property
+    def written(self) -> int:
+        """Tokens of the policy so far, by its worker's last report."""
+        return sum(self.turns) + self.tokens - self.before
 
     def refuse(self, event: Event) -> NoReturn:
         """Raises `InvalidTransition` with the sample's story."""

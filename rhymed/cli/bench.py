@@ -98,7 +98,7 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
         type=_list(str),
         dest="parts",
         metavar="A,B",
-        help=f"gpu: only {', '.join(PARTS)}; agents: slots, turns, endpoint, drafts",
+        help=f"gpu: only {', '.join(PARTS)}; agents: slots, turns, endpoint, drafts, forecast",
     )
     parser.add_argument("--dry", action="store_true", default=None, help="gpu, hosts: print what would be done")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="spec, gpu: where; gpu: small versions on a CPU")

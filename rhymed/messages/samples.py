@@ -202,5 +202,6 @@ class Holding(Part, frozen=True, kw_only=True):
 
     id: SampleId
     tokens: Count = 0  # generated so far
+    before: Count = 0  # of these, what stood in the response when this turn began
     parked: bool = False  # complete, but waits for newer weights; uses no slot
     seconds: Amount = 0.0  # since the worker accepted it

@@ -159,12 +159,12 @@ class StoreClient:
         return await self._samples(question, False, False, deadline_s)
 
     async def lengths(
-        self, prompts: Sequence[str], before_step: int, *, deadline_s: float = DEADLINE_S
-    ) -> dict[str, list[tuple[int, int]]]:
-        """Prompt -> [(step, response tokens)], oldest step first; an empty list if there are no responses."""
-        question = messages.GetLengths(prompts=list(prompts), before_step=before_step)
+        self, prompts: Sequence[str], before_step: int, *, turns: bool = False, deadline_s: float = DEADLINE_S
+    ) -> dict[str, messages.LengthRow]:
+        """Of each prompt the lengths of its earlier responses; `turns`: of their turns, too."""
+        question = messages.GetLengths(prompts=list(prompts), before_step=before_step, turns=turns)
         answer, _ = await self.ask(question, messages.Lengths, deadline_s=deadline_s)
-        return {row.prompt: row.lengths for row in answer.rows}
+        return {row.prompt: row for row in answer.rows}
 
     async def put_scores(
         self,

@@ -114,7 +114,7 @@ async def test_the_run_that_follows_uses_the_folder_and_finds_it(run: Path, conf
         with contextlib.closing(StoreClient(where.store, "test")) as client:
             await client.open_run("next", "f")
             lengths = await client.lengths([APPLES], 0)
-            assert lengths == {APPLES: [(-2, 10), (-2, 11), (-1, 10), (-1, 11)]}
+            assert lengths[APPLES].lengths == [(-2, 10), (-2, 11), (-1, 10), (-1, 11)]
             history = await client.history(APPLES, 5)
             assert [stored.info.reward for stored in history] == [1.0, 1.0, 0.0, 0.5]
             assert await client.journal(-(2**31)) == []

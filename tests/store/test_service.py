@@ -72,7 +72,8 @@ async def test_all_calls(client: StoreClient) -> None:
     assert [(stored.info.id.step, stored.info.id.index) for stored in earlier] == [(1, 0), (1, 1), (1, 2), (0, 0)]
     assert earlier[-1].info.reward == 0.1
     assert earlier[0].logprobs is None
-    assert await client.lengths([PROMPT, OTHER], 1) == {PROMPT: [(0, 0), (0, 100), (0, 200)], OTHER: []}
+    found = await client.lengths([PROMPT, OTHER], 1)
+    assert {prompt: row.lengths for prompt, row in found.items()} == {PROMPT: [(0, 0), (0, 100), (0, 200)], OTHER: []}
     await client.forget_logprobs(1)
     assert [entry.id.step for entry in await client.journal(0)] == [1, 1, 1]
     stats = await client.stats()

@@ -34,8 +34,11 @@ BUSY: dict[str, dict[str, Any]] = {
 }
 PLAIN: dict[str, dict[str, Any]] = {"drafts": {"method": "none"}, "schedule": {"policy": "fifo"}}
 KILLED = ("store", "broker", "trainer", "rollout", "environment", "tool", "reward", "scorer")
-LOSSES = re.compile(r"(actor|mismatch_kl|response_length|staleness)/.*|reward/(mean|std|flat_groups)")
-"""Metrics of the samples and of the update; the rest are of the clock, or sums in the order of arrival."""
+LOSSES = re.compile(
+    r"(actor|mismatch_kl)/.*|response_length/(mean|max|clip_ratio)|staleness/max|reward/(mean|std|flat_groups)"
+)
+"""Metrics of the samples and of the update, as the trainer gives them. The broker's own are of the clock, or sums in
+the order of arrival, and are missing where a step was trained while the broker was away."""
 
 
 def merged(*parts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from rhymed.messages import EVAL, SampleId
+from rhymed.messages import EVAL, LengthRow, SampleId
 from rhymed.staleness import window
 from rhymed_broker import pipe
 from rhymed_broker.forecast import Lengths
@@ -63,11 +63,11 @@ class Dispatch:
         return [Recall(open_step.step, unknown)] if unknown else []
 
     @sliced
-    def remember(self, past: Mapping[str, Sequence[tuple[int, int]]]) -> Slices[None]:
-        """The store's answer to `Recall`: prompt -> (step, response tokens) of earlier epochs, oldest first."""
-        for prompt, lengths in past.items():
-            self.forecast.remember(prompt, lengths)
-            if lengths:
+    def remember(self, past: Mapping[str, LengthRow]) -> Slices[None]:
+        """The store's answer to `Recall`: prompt -> lengths of its responses in earlier epochs."""
+        for prompt, row in past.items():
+            self.forecast.remember(prompt, row.lengths, row.turns)
+            if row.lengths:
                 self._known.add(prompt)
         for step, open_step in self._samples.open_steps.items():
             if step < EVAL:
@@ -93,7 +93,7 @@ class Dispatch:
         progress: dict[tuple[int, str], list[int]] = defaultdict(list)
         for sample in self._samples.queues["running"]:
             if sample.id.step in steps and not self._parked(sample):
-                progress[sample.id.step, sample.id.prompt].append(sample.tokens)
+                progress[sample.id.step, sample.id.prompt].append(sample.written)
         for (step, prompt), tokens in progress.items():
             self.forecast.running(step, prompt, tokens)
         for open_step in open_steps:
@@ -288,7 +288,7 @@ class Dispatch:
                 sample.released, sample.goal = 0.0, ""
 
     def _left(self, sample: Sample) -> float:
-        return self.forecast.left(sample.id.step, sample.id.prompt, sample.tokens)
+        return self.forecast.left(sample.id.step, sample.id.prompt, sample.written, sample.turns)
 
     def _total(self, sample: Sample) -> float:
         return self._samples.open_steps[sample.id.step].forecast[sample.id.prompt]

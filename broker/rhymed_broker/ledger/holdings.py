@@ -50,7 +50,7 @@ class Holdings:
                 if item.tokens != sample.tokens:
                     if sample.since < worker.beat[0] <= sample.advanced and sample.tokens < item.tokens:
                         made.append(item.tokens - sample.tokens)
-                    sample.tokens, sample.advanced = item.tokens, now
+                    sample.tokens, sample.before, sample.advanced = item.tokens, item.before, now
                     worker.useful = True
                     self._retries.clear(sample)
                 if item.parked:
@@ -113,6 +113,8 @@ class Holdings:
             if sample is not None:
                 sample.author, sample.drafting = name, _sum(sample.drafting, info.drafting)
                 sample.ahead = sample.ahead[0] + info.ahead[0], sample.ahead[1] + info.ahead[1]
+                sample.before = sample.tokens
+                sample.turns += (info.length,) if info.length else ()  # 0: a turn that was written before
                 self._samples.counts["tokens"] += info.length
                 self._samples.move(sample, "turned", now, name)
 
@@ -163,8 +165,9 @@ class Holdings:
         self._survived(info)
         self._samples.move(sample, "generated", now, name)
         sample.calls = ()
-        if info.id.step < EVAL and info.length:
-            self._dispatch.forecast.finished(info.id.step, info.id.prompt, info.length)
+        if info.id.step < EVAL and info.learned:
+            turns = [count for count in info.turns[::2] if count]
+            self._dispatch.forecast.finished(info.id.step, info.id.prompt, info.learned, turns)
         self._samples.refuse_stale(sample, now, max(versions, default=None))
 
     def scored(self, name: str, scores: Iterable[Score], tested: Points, trained: Points, now: float) -> None:

@@ -76,7 +76,7 @@ def outliers(running: Running) -> Slices[Shift]:
     yield
     for sample in running.samples:
         target = min(loads, key=lambda name: loads[name])
-        outgrown = sample.tokens > GROWTH * running.total(sample)
+        outgrown = sample.written > GROWTH * running.total(sample)
         if (
             outgrown
             and loads[target] + 1 < loads.get(sample.worker, 0)

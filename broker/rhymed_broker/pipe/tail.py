@@ -34,7 +34,7 @@ def reserve(running: Running) -> Slices[Shift]:
         yield
     if not candidates:
         return Shift([])
-    work = running.queued + sum(max(0.0, running.total(sample) - sample.tokens) for sample in running.samples)
+    work = running.queued + sum(max(0.0, running.total(sample) - sample.written) for sample in running.samples)
     engines = Engines(running.workers, running.pace)
     moves = engines.leave(candidates, work, running.verified)
     moved = {move.sample for move in moves}
@@ -51,7 +51,8 @@ def reserve(running: Running) -> Slices[Shift]:
 def _rough(running: Running, sample: Sample) -> float:
     """Tokens left, times the engine's slowness: a sample that is longer than was expected is as long again."""
     total = running.total(sample)
-    tokens = total - sample.tokens if sample.tokens < total / 2 else max(total / 2, sample.tokens)
+    written = sample.written
+    tokens = total - written if written < total / 2 else max(total / 2, written)
     return tokens * running.pace.slower(sample.worker)
 
 

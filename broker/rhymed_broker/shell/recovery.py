@@ -17,7 +17,7 @@ from typing import NoReturn
 from rhymed.config import Config
 from rhymed.errors import CheckpointLost, FilesLost, RhymedError
 from rhymed.inputs.rows import Row
-from rhymed.messages import EVAL, Drawn, Journal, JournalEntry
+from rhymed.messages import EVAL, Drawn, Journal, JournalEntry, LengthRow
 from rhymed.run.folder import identity, ids_of
 from rhymed.run.layout import RunLayout
 from rhymed.service.retry import retry_store
@@ -123,10 +123,10 @@ class Recovery:
 
     async def recall(self, step: int, prompts: list[str]) -> None:
         """Forecasts are better with the lengths of earlier epochs, but nothing waits for them."""
-        past: dict[str, list[tuple[int, int]]] = {}
+        past: dict[str, LengthRow] = {}
         try:
             for part in chunks(prompts, RECALLED):
-                past |= await self._store.lengths(part, step)
+                past |= await self._store.lengths(part, step, turns=self._config.environment.active)
         except RhymedError as error:
             log.warning("step %d is scheduled without the lengths of earlier epochs: %s", step + 1, error)
         if past:

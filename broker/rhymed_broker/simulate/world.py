@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from rhymed.messages import EVAL, NO_SIGNAL, Holding, Join, SampleId, SampleInfo, Score
+from rhymed.messages import EVAL, NO_SIGNAL, Holding, Join, LengthRow, SampleId, SampleInfo, Score
 from rhymed.staleness import window
 from rhymed_broker.forecast import Forecast, Lengths
 from rhymed_broker.ledger import actions
@@ -205,7 +205,7 @@ class World:
                     self._ahead[name].pop(id, None)
                 self._touched.add(name)
             case actions.Recall(_, prompts):
-                self.ledger.dispatch.remember({prompt: [] for prompt in prompts})
+                self.ledger.dispatch.remember({prompt: LengthRow(prompt=prompt, lengths=[]) for prompt in prompts})
             case actions.FinishRun():
                 self._over = True
             case actions.Mark(ids, "dropped", reason) if reason.startswith(NO_SIGNAL):

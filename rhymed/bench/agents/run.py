@@ -4,6 +4,7 @@
 * `turns`: the same with a slot for each: what is between a tool and the engine, and between the engine and a tool.
 * `endpoint`: what the endpoint of programs adds to a call, at about 60 calls a second.
 * `drafts`: tokens a forward pass, on recorded samples in turns (`--trace`, the folder of a run of several epochs).
+* `forecast`: error of the forecast of a sample's tokens, by turns and by whole responses, on the same.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed import atomic
-from rhymed.bench.agents import drafts, endpoint, sessions
+from rhymed.bench.agents import drafts, endpoint, forecast, sessions
 from rhymed.errors import ConfigError
 from rhymed.output import show
 
@@ -38,6 +39,7 @@ def _endpoint(quick: bool) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {"slots": _slots, "turns": _turns, "endpoint": _endpoint}
+RECORDED = ("drafts", "forecast")  # parts that read a run's folder
 
 
 def run(
@@ -48,18 +50,22 @@ def run(
     out: Path | None = None,
 ) -> dict[str, Any]:
     """`out`: a JSON file, rewritten after each part. Raises `ConfigError`."""
-    if unknown := [part for part in parts or () if part not in (*PARTS, "drafts")]:
-        raise ConfigError(f"--part {','.join(unknown)}: there are {', '.join(PARTS)}, drafts")
-    if trace is None and "drafts" in (parts or ()):
-        raise ConfigError("--part drafts needs --trace FOLDER, of a run in turns with at least two epochs")
+    if unknown := [part for part in parts or () if part not in (*PARTS, *RECORDED)]:
+        raise ConfigError(f"--part {','.join(unknown)}: there are {', '.join([*PARTS, *RECORDED])}")
+    if trace is None and (needy := [part for part in parts or () if part in RECORDED]):
+        raise ConfigError(f"--part {needy[0]} needs --trace FOLDER, of a run in turns with at least two epochs")
     results: dict[str, Any] = {}
-    for part in parts or [*PARTS, *(["drafts"] if trace else [])]:
-        results[part] = drafts.run(trace, arctic) if part == "drafts" and trace else PARTS[part](quick)
+    for part in parts or [*PARTS, *(RECORDED if trace else [])]:
+        results[part] = _recorded(part, trace, arctic) if part in RECORDED and trace else PARTS[part](quick)
         for name, value in _flat(results[part]):
             show(f"{part:<10}{name:<42}{value:>12.4g}", flush=True)
         if out:
             atomic.write(out, json.dumps(results, indent=1) + "\n")
     return results
+
+
+def _recorded(part: str, trace: Path, arctic: Path | None) -> dict[str, Any]:
+    return drafts.run(trace, arctic) if part == "drafts" else forecast.run(trace)
 
 
 def _flat(result: dict[str, Any], before: str = "") -> Iterator[tuple[str, float]]:

@@ -82,18 +82,21 @@ class Reads:
 
     def lengths(self, message: messages.GetLengths) -> messages.Lengths:
         with self._database.read() as txn, txn.cursor(self._tables["samples"]) as cursor:
-            rows = [self._lengths(cursor, prompt, message.before_step) for prompt in message.prompts]
+            rows = [self._lengths(txn, cursor, prompt, message) for prompt in message.prompts]
         return messages.Lengths(rows=rows)
 
-    def _lengths(self, cursor: Any, prompt: str, before_step: int) -> messages.LengthRow:
+    def _lengths(self, txn: Any, cursor: Any, prompt: str, message: messages.GetLengths) -> messages.LengthRow:
         low = records.prompt_key(prompt)
-        high, lengths = low + records.step_prefix(before_step), []
+        high, lengths, turns = low + records.step_prefix(message.before_step), [], []
         if cursor.set_range(low):
             for key, value in cursor:
                 if bytes(key) >= high:
                     break
                 lengths.append((records.step_of(key), records.unpack_length(value)))
-        return messages.LengthRow(prompt=prompt, lengths=lengths)
+                if message.turns:
+                    kept = sessions.finished(txn, self._database.tables, bytes(key))
+                    turns.append([count for count in kept.turns[::2] if count] if kept else [])
+        return messages.LengthRow(prompt=prompt, lengths=lengths, turns=turns)
 
     def journal(self, message: messages.GetJournal) -> messages.Journal:
         entries, low = {}, records.step_prefix(message.from_step)

@@ -113,11 +113,12 @@ class ShardedClient(StoreClient):
         return await self.of(prompt).history(prompt, before_step, limit, deadline_s=deadline_s)
 
     async def lengths(
-        self, prompts: Sequence[str], before_step: int, *, deadline_s: float = DEADLINE_S
-    ) -> dict[str, list[tuple[int, int]]]:
-        answers = await self._split(
-            prompts, prompts, lambda store, part: store.lengths(part, before_step, deadline_s=deadline_s)
-        )
+        self, prompts: Sequence[str], before_step: int, *, turns: bool = False, deadline_s: float = DEADLINE_S
+    ) -> dict[str, messages.LengthRow]:
+        def ask(store: StoreClient, part: list[str]) -> Awaitable[dict[str, messages.LengthRow]]:
+            return store.lengths(part, before_step, turns=turns, deadline_s=deadline_s)
+
+        answers = await self._split(prompts, prompts, ask)
         return merge.in_order(prompts, [found for _, found in answers])
 
     async def put_scores(

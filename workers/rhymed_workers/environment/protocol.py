@@ -17,6 +17,8 @@ from rhymed_workers.sessions.calls import Wanted as Wanted
 
 MOST_BYTES = 16 << 20  # of an answer: a turn's results, which no context could hold
 
+STEP = "step"  # the call of an environment that reads text
+
 Kind = Literal["tools", "methods", "text"]
 """Functions; a class whose public methods are tools, as TRL's; a class that reads text, as SkyRL-Gym's."""
 
@@ -101,6 +103,9 @@ class Ready(msgspec.Struct, frozen=True):
     kind: Kind = "tools"
     tools: list[dict[str, Any]] = []  # JSON schemas, as in OpenAI's API
     idempotent: list[str] = []  # tools that may be called again if a call was interrupted
+    pure: list[
+        str
+    ] = []  # tools whose calls change nothing; of an environment all, STEP of one that reads text, or none
     awaits: bool = False  # some of its functions are async: many samples may wait for them at once
     error: str = ""  # the user's code cannot be loaded
 

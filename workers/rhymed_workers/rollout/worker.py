@@ -33,6 +33,7 @@ from rhymed_workers.engines.base import Engine, sampling_for
 from rhymed_workers.engines.build import build_engine
 from rhymed_workers.membership import member
 from rhymed_workers.rollout.activity import Timesheet
+from rhymed_workers.rollout.ahead import turns_ahead
 from rhymed_workers.rollout.generation import ActiveSample, Generation
 from rhymed_workers.rollout.history import history_loader
 from rhymed_workers.rollout.partials import PartialSaver
@@ -99,6 +100,7 @@ class RolloutWorker(Service):
         self._reporter = Reporter(
             self.name, self.engine, self._store, self._membership, self._active, turns=self._config.environment.active
         )
+        self._generation.ahead = await self._closing.enter_async_context(turns_ahead(self._config, self._read_rows))
         for work in (self._membership.run(), self._weights.run(), self._reporter.run(), self._watch_engine()):
             self.spawn(work)
         if self._config.carries and (every_s := self._config.rollout.save_every_s):
@@ -208,6 +210,7 @@ class RolloutWorker(Service):
             messages.Holding(
                 id=sample.id,
                 tokens=sample.tokens or progress.get(sample.id, 0) + len(sample.prefix or ()),
+                before=len(sample.prefix or ()),
                 parked=sample.parked,
                 seconds=now - sample.assigned_at,
             )
@@ -285,8 +288,7 @@ class RolloutWorker(Service):
         """Raises `EngineError` when the engine stalls."""
         stall_s = self._config.rollout.stall_s
         why = f"the engine has work but made no token for {stall_s:g} s (rollout.stall_s): ending it"
-        stalled = errors.EngineError(why)
-        await stall.watch(self._engine_state, stall_s, stalled)
+        await stall.watch(self._engine_state, stall_s, errors.EngineError(why))
 
     def _engine_state(self) -> object:
         """Changes with every token and every change of weights; None if the engine has nothing to do."""

@@ -15,7 +15,7 @@ from rhymed.errors import EnvironmentFailed, RowUnsuitable
 from rhymed_workers.environment.hosting.calling import Caller
 from rhymed_workers.environment.hosting.host import explained, number_of
 from rhymed_workers.environment.hosting.runner import Runner, is_async
-from rhymed_workers.environment.hosting.tool import Tool, text_of, tool_of
+from rhymed_workers.environment.hosting.tool import Tool, is_pure, may_repeat, text_of, tool_of
 from rhymed_workers.environment.protocol import Chat, Kind, Open, Step, Stepped
 from rhymed_workers.scorers.explain import defined_at
 
@@ -31,6 +31,7 @@ class ToolsHost:
     def __init__(self, tools: Sequence[Tool], runner: Runner, setting: str) -> None:
         self.tools = [tool.schema for tool in tools]
         self.idempotent = [tool.name for tool in tools if tool.idempotent]
+        self.pure = [tool.name for tool in tools if tool.pure]
         self.awaits = any(is_async(tool.function) for tool in tools)
         self._tools = {tool.name: tool for tool in tools}
         self._caller, self._setting = Caller(runner), setting
@@ -65,12 +66,15 @@ class MethodsHost:
         self._runner, self._caller = runner, Caller(runner)
         self._common = {tool.name: tool for tool in tools}
         self._instances: dict[str, Any] = {}
-        self._file, found = "", dict(self._common)
+        self._file, found, states = "", dict(self._common), list[bool]()
         self.awaits = any(is_async(tool.function) for tool in tools)
         for factory in factories.values():
-            found |= self._look_at(factory(**args))
+            first = factory(**args)
+            states.append(is_pure(first))
+            found |= self._look_at(first)
         self.tools = [tool.schema for tool in found.values()]
         self.idempotent = [tool.name for tool in found.values() if tool.idempotent]
+        self.pure = list(found) if all([*states, *(tool.pure for tool in tools)]) else []
 
     def _look_at(self, first: Any) -> dict[str, Tool]:
         """The tools of an instance that is made for this."""
@@ -125,7 +129,7 @@ class MethodsHost:
 
 def _methods(instance: Any) -> dict[str, Tool]:
     """Public functions of its class, those for the trainer apart."""
-    idempotent, close = bool(getattr(instance, "idempotent", False)), _closing(instance)
+    idempotent, close = may_repeat(instance), _closing(instance)
     tools = {}
     for name, _ in inspect.getmembers(type(instance), inspect.isfunction):
         if not (name.startswith("_") or name in ("reset", "get_reward") or (name == "close" and close is not None)):

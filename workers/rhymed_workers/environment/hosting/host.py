@@ -17,6 +17,7 @@ class Host(Protocol):
     kind: Kind
     tools: list[dict[str, Any]]  # schemas
     idempotent: list[str]
+    pure: list[str]  # as in `Ready`
     awaits: bool
 
     async def open(self, request: Open) -> tuple[Chat, list[str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rhymed.config import Environment
@@ -89,7 +90,7 @@ def _tool(given: Any) -> Tool:
     function = plain(given)
     found = registered(function) or tool_of(function)
     schema = getattr(given, "tool_schema", None)
-    return found if not isinstance(schema, dict) else Tool(found.name, function, schema, found.idempotent)
+    return found if not isinstance(schema, dict) else replace(found, function=function, schema=schema)
 
 
 def plain(tool: Any) -> Callable[..., Any]:

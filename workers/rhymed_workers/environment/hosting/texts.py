@@ -12,8 +12,8 @@ from rhymed.errors import EnvironmentFailed
 from rhymed.messages import Call
 from rhymed_workers.environment.hosting.host import explained, number_of
 from rhymed_workers.environment.hosting.runner import Runner, is_async
-from rhymed_workers.environment.hosting.tool import text_of
-from rhymed_workers.environment.protocol import Chat, Kind, Open, Step, Stepped
+from rhymed_workers.environment.hosting.tool import is_pure, text_of
+from rhymed_workers.environment.protocol import STEP, Chat, Kind, Open, Step, Stepped
 from rhymed_workers.scorers.explain import defined_at
 
 
@@ -27,6 +27,7 @@ class TextHost:
     ) -> None:
         self.tools: list[dict[str, Any]] = []
         self.idempotent: list[str] = []
+        self.pure = [STEP] if is_pure(factory) else []
         self.awaits = any(is_async(getattr(factory, name)) for name in ("init", "step"))
         self._factory, self._args, self._setting = factory, args, setting
         self._max_turns, self._runner = max_turns, runner
@@ -50,7 +51,7 @@ class TextHost:
     async def step(self, request: Step) -> Stepped:
         began, what = time.monotonic(), f"{self._setting}.step()"
         result = await self._runner.call(self._instances[request.name].step, {"action": request.text})
-        call = Call(name="step", seconds=time.monotonic() - began)
+        call = Call(name=STEP, seconds=time.monotonic() - began)
         messages, done, reward = (_field(result, name) for name in ("observations", "done", "reward"))
         given = None if reward is None else number_of(reward, what)
         return Stepped(_checked(messages or [], what), bool(done), given, [call])

@@ -45,6 +45,7 @@ class Tool:
     function: Callable[..., Any]
     schema: dict[str, Any]
     idempotent: bool = False
+    pure: bool = False
     result: Callable[[str, Any], Result] = trl_result  # (name, what it returned)
     error: Callable[[str, object], str] = trl_error  # (name, what it raised)
 
@@ -52,8 +53,19 @@ class Tool:
 def tool_of(function: Callable[..., Any], idempotent: bool = False) -> Tool:
     """As TRL takes it. Raises `EnvironmentFailed`."""
     schema = schema_of(function)
-    own = bool(getattr(function, "idempotent", False))
-    return Tool(str(schema["function"]["name"]), function, schema, idempotent or own)
+    return Tool(
+        str(schema["function"]["name"]), function, schema, idempotent or may_repeat(function), is_pure(function)
+    )
+
+
+def may_repeat(code: Any) -> bool:
+    """Whether an interrupted call of it may be made again, as its author says."""
+    return bool(getattr(code, "idempotent", False)) or is_pure(code)
+
+
+def is_pure(code: Any) -> bool:
+    """Whether a call changes nothing outside of the sample, and always has the same answer, as its author says."""
+    return bool(getattr(code, "pure", False))
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from rhymed.errors import EnvironmentFailed
-from rhymed_workers.environment.hosting.tool import Result, Tool, schema_of, words_of
+from rhymed_workers.environment.hosting.tool import Result, Tool, is_pure, may_repeat, schema_of, words_of
 
 MODULE, SCHEMAS = "verl.tools.function_tool", "verl.tools.schemas"
 
@@ -71,8 +71,8 @@ def registered(function: Any) -> Tool | None:
         given = schema_of(function)
         given = {**given, "function": {**given["function"], "name": entry.name}}
     schema = given if isinstance(given, dict) else given.model_dump(exclude_unset=True, exclude_none=True)
-    idempotent = bool(getattr(function, "idempotent", False))
-    return Tool(entry.name, function, schema, idempotent, verl_result, verl_error)
+    repeat, pure = may_repeat(function), is_pure(function)
+    return Tool(entry.name, function, schema, repeat, pure, verl_result, verl_error)
 
 
 def verl_result(name: str, result: Any) -> Result:
