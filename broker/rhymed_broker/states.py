@@ -124,7 +124,8 @@ class Sample:
     since = 0.0  # when it entered this state
     worker = ""  # that holds it; empty: none
     failures = 0  # times that a worker failed on it
-    failed_on: frozenset[str] = frozenset()  # workers
+    tries = 0  # of these, those of its response, turn, answer or score that is missing now
+    failed_on: frozenset[str] = frozenset()  # workers that failed on the same
     losses = 0  # times in a row that a worker died with it, without progress
     furthest = 0  # tokens that it had when a worker died with it
     tokens = 0  # generated so far, by its worker's last report

@@ -127,7 +127,7 @@ class Holdings:
                 continue
             self._workers.by_name[name].useful = True
             self._workers.release(sample, now)
-            self._retries.acquit(sample)
+            self._retries.succeeded(sample)
             sample.begun = True
             self._samples.move(sample, "answered", now, name)
             sample.calls = ()
@@ -147,7 +147,7 @@ class Holdings:
         if sample is not None:
             self._workers.by_name[name].finished(info)
             self._workers.release(sample, now)
-            self._retries.acquit(sample)
+            self._retries.succeeded(sample)
         return sample
 
     def _survived(self, info: SampleInfo) -> None:

@@ -1,10 +1,10 @@
 """What happens to samples that come back from a worker, and who is blamed. Pure, part of the ledger.
 
-A sample that fails more than `max_retries` times is dropped with the reason, but no worker drops a sample alone while
-others are here: they try it first, even if a policy dealt it to that worker. A sample that the store lacks, though a
-worker reported it, is no failure: it is generated again, and that worker rests. A worker's death counts against a
-sample only if the sample made no progress since the last one; otherwise long samples, which see most deaths, would be
-lost.
+A sample whose response, turn, answer or score fails more than `max_retries` times is dropped with the reason, but no
+worker drops a sample alone while others are here: they try it first, even if a policy dealt it to that worker. A
+sample that the store lacks, though a worker reported it, is no failure: it is generated again, and that worker rests.
+A worker's death counts against a sample only if the sample made no progress since the last one; otherwise long
+samples, which see most deaths, would be lost.
 Most samples on a worker that a bad one killed are innocent. So a sample with which `max_losses` workers died is first
 a *suspect*: no worker gets two suspects, a new token clears it, and it is dropped when `PROOFS` more workers die with
 it as their only suspect. A sample without progress for `stuck_after_s` is taken from its worker.
@@ -79,7 +79,7 @@ class Retries:
             self._suspect(sample)
         sample.begun = True
         if is_hopeless:
-            self.drop(sample, f"given up after {sample.failures} tries: {why}", now)
+            self.drop(sample, f"given up after {sample.tries} tries: {why}", now)
         elif sample.losses >= self._rules.max_losses + PROOFS:
             self.drop(sample, f"given up after {sample.losses} workers died with it: {why}", now)
         else:
@@ -98,8 +98,8 @@ class Retries:
     def _fails(self, sample: Sample) -> bool:
         """Its worker failed on it. True: it is given up."""
         worker = self._workers.by_name.get(sample.worker)
-        sample.failures += 1
-        return sample.failures > self._rules.max_retries and (worker is None or self._drops(sample, worker))
+        sample.failures, sample.tries = sample.failures + 1, sample.tries + 1
+        return sample.tries > self._rules.max_retries and (worker is None or self._drops(sample, worker))
 
     def _drops(self, sample: Sample, worker: Worker) -> bool:
         """Whether enough workers failed on it, this one included: one more than retries are allowed, or all."""
@@ -133,6 +133,11 @@ class Retries:
         """A sample that made progress is not what kills workers."""
         if sample.losses and sample.tokens > sample.furthest:
             self.acquit(sample)
+
+    def succeeded(self, sample: Sample) -> None:
+        """A worker did its part: the next one, of whatever role, is tried anew."""
+        sample.tries, sample.failed_on = 0, frozenset()
+        self.acquit(sample)
 
     def acquit(self, sample: Sample) -> None:
         sample.losses = 0

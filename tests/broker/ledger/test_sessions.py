@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from rhymed.messages import Call, Drafting, JournalEntry, SampleId
+from rhymed.messages import Call, Drafting, Holding, JournalEntry, SampleId
 from rhymed_broker.ledger.actions import Act, Action, Assign, Close, Load, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.meter import rollout_side
@@ -371,3 +371,70 @@ def test_whatever_fails_no_step_waits_for_ever(seed: int) -> None:
             return
         world.do(fail=False)
     raise AssertionError(f"step {world.trained} does not end: {world.story.ledger.samples.depths()}, {world.open}")
+
+
+def test_tries_of_one_turn_do_not_count_against_the_next(story: Turns) -> None:
+    """max_retries is 1: a second failure of the same turn would drop the sample."""
+    story.begin(SmallPlan())
+    story.join("environment-0", "environment")
+    story.join("w", "rollout")
+    for turn in range(4):
+        if turn:
+            story.turned("w", A0)
+        story.give_back("environment-0", A0)
+        story.tick()
+        story.answered("environment-0", A0)
+        story.give_back("w", A0)
+        story.tick()
+    sample = story.ledger.samples.get(A0)
+    assert sample is not None
+    assert (sample.state, sample.failures, sample.tries) == ("running", 8, 1)
+    story.give_back("w", A0)
+    assert story.state(A0) == "dropped"
+    assert "given up after 2 tries" in story.ledger.samples.last_drop
+
+
+def test_an_environment_worker_gets_one_suspect() -> None:
+    story = Turns(Ledger(Rules(environment=True, max_losses=2)))
+    story.begin(SmallPlan(groups=2))
+    story.join("environment-0", "environment")
+    for number in range(2):  # workers die with all of them
+        story.ledger._remove(story.ledger.workers.by_name[f"environment-{number}"], "it died", story.now)
+        story.join(f"environment-{number + 1}", "environment")
+    assert set(story.ledger.samples.suspects) == {story.ledger.samples.get(id) for id in (A0, A1, B0, B1)}
+    acting = [id for id in (A0, A1, B0, B1) if story.state(id) == "acting"]
+    assert len(acting) == 1
+    story.answered("environment-2", *acting)
+    assert sum(story.state(id) == "acting" for id in (A0, A1, B0, B1)) == 1, "it is clear, and the next one is tried"
+    story.join("environment-3", "environment")
+    assert sum(story.state(id) == "acting" for id in (A0, A1, B0, B1)) == 2, "one for each worker"
+
+
+def test_the_forecast_has_the_turns_and_tokens_of_the_policy() -> None:
+    class Noted:
+        def __init__(self) -> None:
+            self.ended: list[tuple[int, list[int]]] = []
+
+        def finished(self, step: int, prompt: str, tokens: int, turns: list[int]) -> None:
+            self.ended.append((tokens, turns))
+
+    story = Turns(Ledger(Rules(environment=True)))
+    story.begin(SmallPlan())
+    story.join("environment-0", "environment")
+    story.join("w", "rollout")
+    story.answered("environment-0", A0)
+    story.ledger.heartbeat("w", 0, "", [Holding(id=A0, tokens=7)], {}, story.now)
+    sample = story.ledger.samples.get(A0)
+    assert sample is not None
+    assert (sample.written, sample.turns) == (7, ())
+    story.ledger.holdings.turned("w", [info(A0, length=10)], story.now)
+    story.drain()
+    story.answered("environment-0", A0)
+    assert (sample.written, sample.turns) == (10, (10,))
+    story.ledger.heartbeat("w", 0, "", [Holding(id=A0, tokens=19, before=15)], {}, story.now)
+    assert sample.written == 14, "the environment wrote 5"
+    story.ledger.holdings.turned("w", [info(A0, length=10)], story.now)
+    story.drain()
+    noted = story.ledger.dispatch.forecast = Noted()  # type: ignore[assignment]
+    story.ledger.generated("environment-0", [msgspec.structs.replace(info(A0, length=25), turns=[10, 5, 10])], 0.0)
+    assert noted.ended == [(20, [10, 10])]  # type: ignore[attr-defined]

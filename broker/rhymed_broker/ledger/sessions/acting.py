@@ -8,7 +8,7 @@ open. These may wait for weights that come after that step, and would otherwise 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rhymed.messages import EVAL, SampleId
 from rhymed_broker.ledger.actions import Act, Close
@@ -40,9 +40,14 @@ class Acting:
             placed[name] = self._take_back(name, room[name])
             room[name] -= len(placed[name])
         for looked, sample in enumerate(self._homeless(), 1):
-            name = self._roomiest(sample, room)
-            if not name:
+            able = {
+                name: slots for name, slots in room.items() if not self._is_second_suspect(sample, name, placed[name])
+            }
+            name = self._roomiest(sample, able) if able else ""
+            if not name and len(able) == len(room):
                 break
+            if not name:
+                continue
             room[name] -= 1
             placed[name].append(sample)
             actions += self._moved(sample.id)
@@ -65,13 +70,24 @@ class Acting:
 
     def _take_back(self, name: str, room: int) -> list[Sample]:
         """At most so many samples that wait for this worker, which has their environments."""
-        back, taken = self._back.get(name, {}), list[Sample]()
-        while back and len(taken) < room:
-            sample = next(iter(back))
-            del back[sample]
-            if sample.state == "turned" and self._hosts.of(sample.id) == name:
+        back, taken, past = self._back.get(name, {}), list[Sample](), list[Sample]()
+        for sample in back if room > 0 else ():
+            if sample.state != "turned" or self._hosts.of(sample.id) != name:
+                past.append(sample)
+            elif not self._is_second_suspect(sample, name, taken):
                 taken.append(sample)
+                if len(taken) == room:
+                    break
+        for sample in (*past, *taken):
+            del back[sample]
         return taken
+
+    def _is_second_suspect(self, sample: Sample, name: str, taken: Iterable[Sample] = ()) -> bool:
+        """If a worker dies with one suspect, it is clear which sample is the cause."""
+        suspects = self._samples.suspects
+        if sample not in suspects:
+            return False
+        return any(one in suspects for one in (*self._workers.by_name[name].held.values(), *taken))
 
     def _homeless(self) -> Iterator[Sample]:
         """Samples that wait for an environment worker and have none that they must wait for."""
