@@ -8,7 +8,8 @@ Methods: `none` is plain vLLM, on model runner V1 as all methods (a release may 
 our sampler; `ngram` and `suffix` are vLLM's own drafters with vLLM's own verification (fixed for CPUs, vLLM issue
 55005); `aimd` is the RhymeRL paper's matching and draft lengths with our verification; `history` is HistoSpec;
 `siblings` is HistoSpec without history; `stock` is vLLM as it chooses to be (on a GPU with its second model runner);
-`again` has the requests' own responses as history, to show the speed when all drafts are right.
+`again` has the requests' own responses as history, to show the speed when all drafts are right; `history+head` has
+the learned head of a run (`--model RUN`) beside history.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from rhymed.errors import ConfigError
 from rhymed.histospec import graphs
 
 METHODS = ("none", "keyed", "ngram", "suffix", "aimd", "history", "siblings", "again")
+HEADED = "history+head"
 BASES = ("stock", "none", "keyed")  # the first of them that is measured is what others are compared with
 UNKEYED = ("stock", "none", "ngram", "suffix")  # with noise of vLLM's
+HEADED = "history+head"
 GROUP = 8
 REQUESTS = {1: 6, 4: 16, 16: 48, 64: 144}  # by batch size
 WIDTH = 32
@@ -78,6 +81,8 @@ def run(
         methods = [method for method in methods if method != "suffix"]
     results: dict[str, Any] = {}
     for workload in workloads(model):
+        if HEADED in methods and workload.head is None:
+            raise ConfigError(f"--methods {HEADED}: {workload.name} has no head; `rhymed drafter fit RUN` makes one")
         bench = Bench(workload, methods, str(arctic or ""), place)
         try:
             for temperature in temperatures:
@@ -97,7 +102,7 @@ def _check(
 ) -> None:
     """Before engines are started."""
     for name, given, known in (
-        ("methods", methods, (*METHODS, "stock")),
+        ("methods", methods, (*METHODS, "stock", HEADED)),
         ("batches", batches, tuple(REQUESTS)),
         ("epochs", epochs, (1, 2)),
     ):
@@ -123,7 +128,7 @@ def engine(workload: BenchWorkload, method: str, context: int, place: Place = Pl
         "model": "rhymed.histospec.proposer.HistoSpec",
         "num_speculative_tokens": WIDTH,
     }
-    settings = {"aimd": {"budget": "aimd", "matching": "paper"}}
+    settings = {"aimd": {"budget": "aimd", "matching": "paper"}, HEADED: {"head": str(workload.head or "")}}
     arguments: dict[str, Any] = {
         "model": str(workload.model),
         "dtype": place.dtype,

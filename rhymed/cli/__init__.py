@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     from rhymed.cli.live import dashboard, logs, queues, scale, steer
     from rhymed.cli.live import top as live_top
     from rhymed.cli.services import broker, health, keygen, store, upload, worker
-    from rhymed.cli.setup import completion, init, launch, migrate
+    from rhymed.cli.setup import completion, drafter, init, launch, migrate
     from rhymed.cli.several import runs, sweep
 
     top = Parser(
@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"rhymed {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     training = (init, migrate, check, run, launch, sweep, eval)
-    shown = (*training, runs, live_top, queues, steer, scale, dashboard, logs, report, history, checkpoint)
+    shown = (*training, runs, live_top, queues, steer, scale, dashboard, logs, report, history, checkpoint, drafter)
     services = (worker, broker, store, upload, health, keygen, prepare, model)
     for module in (*shown, *services, bench, sim, completion):
         module.add(commands)

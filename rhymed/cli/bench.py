@@ -74,7 +74,7 @@ def add(commands: Any) -> None:
         "--model",
         type=Path,
         metavar="FOLDER",
-        help="index: replay responses of this model; spec, weights, gpu: only this model",
+        help="index: replay responses of this model; spec, weights, gpu: only this model (spec: or a run)",
     )
     _add_lists(parser)
     _add_runs(parser)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rhymed.config.base import MOST_PROCESSES, MOST_TOKENS, Section
 
@@ -72,7 +72,20 @@ class Rollout(Section):
 class Drafts(Section):
     """Speculative decoding from the token history of the same prompt. Changes the speed, never the samples."""
 
-    method: Literal["history", "none"] = Field("history", description="none: plain decoding")
+    method: Literal["history", "history+head", "none"] = Field(
+        "history",
+        description="history+head: a learned head drafts where history has nothing better; none: plain decoding",
+    )
+    head: str = Field(
+        "",
+        description="history+head: the head's file, which every rollout worker reads; made by `rhymed drafter fit`."
+        " Empty: head.safetensors in the run's folder. Without the file there are drafts from history alone",
+    )
+    refit: Literal["never", "epoch"] = Field(
+        "never",
+        description="history+head. epoch: fit the head again after every epoch, in a process of the lowest priority"
+        " beside `rhymed run`",
+    )
     budget: Literal["rate", "aimd", "fixed"] = Field(
         "rate",
         description="draft tokens per engine step. rate: as many as pay off for the batch; aimd: the paper's rule;"
@@ -91,6 +104,22 @@ class Drafts(Section):
         16, ge=0, le=1 << 16, description="earlier responses per prompt; 0: only running samples of the group"
     )
     memory_mib: int = Field(512, gt=0, description="memory of one worker for its indexes")
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _refuse(cls, method: object) -> object:
+        """Names that one might try. Their error says what to do instead."""
+        if method in ("history+eagle3", "history+eagle", "history+mtp", "head"):
+            raise ValueError(
+                f"{method} is not supported: vLLM runs one drafter at a time, and its own ones draft before"
+                " history knows the step's tokens; 'history+head' is the learned drafter beside history, see"
+                " `rhymed drafter fit`"
+            )
+        return method
+
+    @property
+    def headed(self) -> bool:
+        return self.method == "history+head"
 
 
 class Trace(Section):

@@ -25,6 +25,7 @@ from rhymed.histospec.drafts.stats import Account
 from rhymed.histospec.drafts.trust import Trust
 from rhymed.histospec.drafts.types import Drafts, Matching, Noise, end_at
 from rhymed.histospec.drafts.voting import draft
+from rhymed.histospec.heads.beside import Beside, Counts, Source
 from rhymed.histospec.index.builder import Builder
 from rhymed.histospec.index.index import Index
 from rhymed.histospec.settings import Settings
@@ -49,7 +50,7 @@ class PreviousStep(NamedTuple):
 
     ids: list[str]
     drafts: Drafts
-    carried: NDArray[np.bool_]  # True: the draft is carried tokens
+    foreign: NDArray[np.bool_]  # True: the draft is not from history, but carried tokens or of a head
     ended_s: float  # time.perf_counter when the drafts were returned
 
 
@@ -80,6 +81,7 @@ class Drafter:
         self._trust = Trust()
         self._previous: PreviousStep | None = None
         self._resting = False
+        self._beside: Beside | None = None
         self.total = Account()  # of all requests
 
     def step(self, batch: Batch) -> list[list[int]]:
@@ -89,13 +91,23 @@ class Drafter:
         requests = self._requests.update(batch.ids)
         for row in batch.ended:
             self._requests.end(requests[row])
-        drafts, carried = self._draft(requests, batch)
+        drafts, carried, limits = self._draft(requests, batch)
+        foreign = carried
+        if self._beside is not None:
+            foreign = carried | self._beside.add(drafts, limits * (not self._resting), self._budget)
         lengths = self._choose(drafts, carried)
         chosen = [drafts.tokens[row, :count].tolist() if count else [] for row, count in enumerate(lengths.tolist())]
         ended = time.perf_counter()
         self._count(requests, batch, began, ended)
-        self._previous = PreviousStep(batch.ids.copy(), drafts, carried, ended)
+        self._previous = PreviousStep(batch.ids.copy(), drafts, foreign, ended)
         return chosen
+
+    def beside(self, head: Source | None) -> None:
+        """From now on this head drafts where history has nothing better; None: history alone."""
+        self._beside = None if head is None or self._settings.budget != "rate" else Beside(head)
+
+    def head_counts(self) -> Counts | None:
+        return None if self._beside is None else self._beside.counts
 
     def captured(self, sizes: Sequence[int]) -> None:
         """Tokens of the batches that have a CUDA graph, ascending. Call it before the first step."""
@@ -119,8 +131,10 @@ class Drafter:
         """Running responses count as ended."""
         self._requests.close()
 
-    def _draft(self, requests: Sequence[Request], batch: Batch) -> tuple[Drafts, NDArray[np.bool_]]:
-        """The drafts, and for which requests they are carried tokens."""
+    def _draft(
+        self, requests: Sequence[Request], batch: Batch
+    ) -> tuple[Drafts, NDArray[np.bool_], NDArray[np.int32]]:
+        """The drafts, for which requests they are carried tokens, and how long other drafts may be."""
         fresh = [
             tokens if request.tokens + len(tokens) == length else request.reopen(length)
             for request, tokens, length in zip(requests, batch.new_tokens, batch.lengths, strict=True)
@@ -141,12 +155,13 @@ class Drafter:
             limits = np.minimum(limits, 1)  # `_learn` learns from the first drafted token
         if self._settings.budget == "aimd":
             limits = np.minimum(limits, np.array([self._aimd.limit(id) for id in batch.ids], np.int32))
+        free = np.where(carried, np.int32(0), limits)
         drafts = draft(
             [request.index for request in requests],
             np.array([request.row for request in requests], np.int32),
             np.fromiter(chain.from_iterable(fresh), np.int32),
             np.array([0, *accumulate(map(len, fresh))], np.int32),
-            np.where(carried, np.int32(0), limits),
+            free,
             self._matching,
             self._calibration,
             self._trust,
@@ -155,7 +170,7 @@ class Drafter:
         if batch.stops is not None:
             end_at(drafts, batch.stops)
         self._carrying.put(drafts, ahead)
-        return drafts, carried
+        return drafts, carried, free
 
     def _choose(self, drafts: Drafts, carried: NDArray[np.bool_]) -> NDArray[np.int32]:
         if self._settings.budget != "rate":
@@ -186,12 +201,14 @@ class Drafter:
         # pay are noticed while none is verified.
         untried = (tried == 0) & (previous.drafts.lengths > 0) & (next_token >= 0)
         right[untried] = previous.drafts.tokens[untried, 0] == next_token[untried]
+        if self._beside is not None:
+            self._beside.learn(tried, right, next_token)
         tried[untried] = 1
-        tried[previous.carried] = 0
+        tried[previous.foreign] = 0
         self._calibration.observe(previous.drafts, tried, right)
         if self._settings.budget == "aimd":
-            for id, drafted, count, carried in zip(previous.ids, verified, accepted, previous.carried, strict=True):
-                self._aimd.observe(id, 0 if carried else drafted, count)
+            for id, drafted, count, foreign in zip(previous.ids, verified, accepted, previous.foreign, strict=True):
+                self._aimd.observe(id, 0 if foreign else drafted, count)
 
     def _count(self, running: Sequence[Request], batch: Batch, began: float, ended: float) -> None:
         """Updates the accounts. A step that only decoded is timed from one call to the next."""
@@ -200,7 +217,10 @@ class Drafter:
         timed_s, plain_s, draft_s, carried, kept = 0.0, 0.0, 0.0, 0, 0
         if self._previous is not None and self._previous.ended_s < began and batch.decoded_only and requests:
             seconds = ended - self._previous.ended_s
-            self._budget.observe(requests, requests + drafted, seconds, requests + right, ended - began)
+            head_s = self._beside.seconds if self._beside is not None else 0.0
+            self._budget.observe(requests, requests + drafted, seconds, requests + right, ended - began, head_s)
+            if self._beside is not None:
+                self._beside.timed(requests + right, seconds - head_s, bool(drafted))
             plain_s = self._plain(requests, drafted, seconds - (ended - began)) / requests
             timed_s, draft_s = seconds / requests, (ended - began) / requests
         for request, tokens, verified, length in zip(

@@ -9,7 +9,9 @@ switches it off; by default it is on with rhymed's own drafter.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,25 @@ def attach(runner: Any) -> bool:
         drafter.bind(runner)
         runner.rhymed_bound = True
     return keyed
+
+
+def watch_hidden(runner: Any, keep: Callable[[Any, Any], None]) -> bool:
+    """`keep` gets each step's hidden states before its drafter is asked: those that its logits were made of, and the
+    number of drafts per request, None without drafts. False: this runner has no such step."""
+    original: Any = getattr(runner, "propose_draft_token_ids", None)
+    parameters = list(inspect.signature(original).parameters) if original else []
+    if not {"sample_hidden_states", "spec_decode_metadata"} <= set(parameters):
+        return False
+
+    @functools.wraps(original)
+    def propose_draft_token_ids(*arguments: Any, **named: Any) -> Any:
+        given = named | dict(zip(parameters, arguments, strict=False))
+        metadata = given["spec_decode_metadata"]
+        keep(given["sample_hidden_states"], None if metadata is None else metadata.num_draft_tokens)
+        return original(*arguments, **named)
+
+    runner.propose_draft_token_ids = propose_draft_token_ids
+    return True
 
 
 def attached(runner: Any) -> dict[str, Any]:

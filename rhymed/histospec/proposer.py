@@ -24,6 +24,8 @@ from rhymed.histospec.drafts.requests import Continued, RequestInfo
 from rhymed.histospec.drafts.stats import Account
 from rhymed.histospec.drafts.types import Noise
 from rhymed.histospec.graphs import captured
+from rhymed.histospec.heads.attach import HeadOf
+from rhymed.histospec.heads.beside import Counts
 from rhymed.histospec.index.builder import Builder, PastResponse
 from rhymed.histospec.local import open_local
 from rhymed.histospec.settings import KEY, read_settings
@@ -64,7 +66,8 @@ class HistoSpec:
         self._turn_ends: NDArray[np.int32] | None = None
         self._ends = np.zeros(0, np.int64)  # most tokens of prompt and response
         self._starts = np.zeros(0, np.int64)  # tokens of the prompt
-        self._keys, self._keyed = np.zeros(0, np.uint64), np.zeros(0, np.bool_)  # of the noise; False: not keyed
+        self._keys, self._scale = np.zeros(0, np.uint64), np.zeros(0, np.float32)  # of the noise; 0: not keyed
+        self._head = HeadOf(settings.head, model, self._drafter.beside)
         self._broken = self._closed = False
         plugin.install()
 
@@ -81,6 +84,7 @@ class HistoSpec:
     def bind(self, runner: Any) -> None:
         """The model runner that has the requests and, if any, CUDA graphs. Closes when the runner is shut down."""
         self._runner = runner
+        self._head.bind(runner)
         if sizes := captured(getattr(runner.vllm_config, "compilation_config", None)):
             self._drafter.captured(sizes)
         if (shutdown := getattr(runner, "shutdown", None)) is not None:
@@ -102,7 +106,10 @@ class HistoSpec:
         if self._broken or self._closed or self._runner is None or not self.drafts:
             return [[] for _ in sampled_token_ids]
         try:
-            drafts = self._drafter.step(self._batch(sampled_token_ids, num_tokens_no_spec))
+            batch = self._batch(sampled_token_ids, num_tokens_no_spec)
+            if batch.noise is not None:
+                self._head.begin(batch.new_tokens, batch.noise, self._scale)
+            drafts = self._drafter.step(batch)
             if time.monotonic() > self._logged_s + LOG_EVERY_S:
                 self._log_total()
             return drafts
@@ -114,6 +121,14 @@ class HistoSpec:
     def remember(self, prompt: str, context: Sequence[int], past: Sequence[PastResponse]) -> None:
         """Gives a prompt's earlier responses, which are used as drafts once they are indexed."""
         self._builder.submit(prompt_key(prompt), context, lambda: past)
+
+    def refresh(self) -> None:
+        """Weights were loaded: looks for a newer head."""
+        self._head.refresh()
+
+    def head_counts(self) -> Counts | None:
+        """None: there is no head."""
+        return self._drafter.head_counts()
 
     def interrupted(self) -> None:
         self._drafter.interrupted()
@@ -140,6 +155,8 @@ class HistoSpec:
         total = self._drafter.total
         if total.forwards > self._logged.forwards:
             log.info("drafts: %s", total - self._logged)
+            if counts := self.head_counts():
+                log.info("head: %s", counts)
         self._logged, self._logged_s = total, time.monotonic()
 
     def _on_prompt(self, info: RequestInfo) -> None:
@@ -163,7 +180,7 @@ class HistoSpec:
             bounds = [self._bounds(id) for id in ids]
             self._starts = np.array([start for start, _ in bounds], np.int64)
             self._ends = np.array([end for _, end in bounds], np.int64)
-            self._keys, self._keyed = self._noise(size)
+            self._keys, self._scale = self._noise(size)
         lengths = counts[:size] - self._starts
         left = self._ends - counts[:size]
         limits = np.where([bool(tokens) for tokens in new_tokens], left - 1, 0).clip(0).astype(np.int32)
@@ -175,7 +192,7 @@ class HistoSpec:
         limits[ended] = 0
         verified = [len(draft) for draft in runner.input_batch.spec_token_ids[:size]]
         decoded_only = not changed and all(new_tokens)
-        noise = Noise(self._keys, counts[:size].astype(np.int64), self._keyed)
+        noise = Noise(self._keys, counts[:size].astype(np.int64), self._scale > 0)
         ends = self._turn_ends
         return Batch(self._ids, new_tokens, lengths.tolist(), verified, limits, ended, decoded_only, noise, ends)
 
@@ -185,13 +202,13 @@ class HistoSpec:
             return None
         return np.array(sorted(set().union(*self._stops)), np.int32)
 
-    def _noise(self, requests: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-        """Keys, and whether a request is sampled with its key: not by vLLM's own sampler, nor greedily."""
+    def _noise(self, requests: int) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
+        """Keys and 1 / temperature; 0 where a request is sampled by vLLM's own sampler, or greedily."""
         keyed = getattr(self._runner.sampler, "keyed", None)
         batch = keyed.batch() if keyed else None
         if batch is None or len(batch) != requests:
-            return np.zeros(requests, np.uint64), np.zeros(requests, np.bool_)
-        return batch.key_B, batch.scale_B > 0
+            return np.zeros(requests, np.uint64), np.zeros(requests, np.float32)
+        return batch.key_B, batch.scale_B
 
     def _bounds(self, id: str) -> tuple[int, int]:
         """(tokens of the sample's prompt, most tokens of prompt and response)."""

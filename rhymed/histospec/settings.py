@@ -24,6 +24,7 @@ class Settings:
     responses: int = 16  # earlier responses per prompt
     memory_mib: int = 512  # of all indexes
     keyed: bool = True  # position-keyed sampling
+    head: str = ""  # file of a learned head that drafts beside history, see `heads`; may appear or change at any time
 
     @property
     def orders(self) -> tuple[int, int]:

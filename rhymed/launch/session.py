@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from rhymed.config import Config
 from rhymed.gpus import inventory
 from rhymed.gpus.placement import visible
+from rhymed.histospec.heads.refit import Refit
 from rhymed.launch import rows
 from rhymed.launch.crew import Crew
 from rhymed.launch.events import View
@@ -54,10 +55,12 @@ async def session(config: Config, layout: RunLayout, held: Held, lease: SharedLe
         ):
             looking = watched(_look(held, lease), supervisor.fail)
             crew = Crew(config, layout, supervisor, view.report)
-            following = watched(crew.follow(), supervisor.fail)
+            following = [watched(crew.follow(), supervisor.fail)]
+            if config.drafts.refit == "epoch":
+                following.append(watched(Refit(layout, view.report).follow(), supervisor.fail))
             only = config.trainer.steps == 0
             finished, last = await _watch(layout, supervisor, view, stop, evaluates_only=only, seen=crew.see)
-            for task in (looking, following):
+            for task in (looking, *following):
                 task.cancel()
             view.closing(finished, supervisor.failure)
     status = 0 if finished else 130

@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 
 from rhymed.config import Config, Drafts
 from rhymed.histospec import graphs
+from rhymed.histospec.heads.place import head_file
 from rhymed.histospec.settings import KEY
 from rhymed.histospec.versions import RUNNER, installed
+from rhymed.run.layout import layout_of
 from rhymed.service import logfile
 from rhymed_workers.engines.adapter.attached import BATCH_INVARIANT
 from rhymed_workers.engines.extension import BACKEND
@@ -61,7 +63,12 @@ def arguments(config: Config, folder: Path) -> dict[str, Any]:
         "use_tqdm_on_load": sys.stderr.isatty(),
         "worker_extension_cls": "rhymed_workers.engines.extension.Extension",
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
-        **_speculation(config.drafts, keyed=rollout.sampler == "keyed", stages=rollout.pipeline_parallel),
+        **_speculation(
+            config.drafts,
+            keyed=rollout.sampler == "keyed",
+            stages=rollout.pipeline_parallel,
+            head=str(head_file(config, layout_of(config).folder)) if config.drafts.headed else "",
+        ),
     }
     if current_platform.is_cpu():
         _warn_of_slow_bfloat16(config.model.dtype)
@@ -81,8 +88,8 @@ def arguments(config: Config, folder: Path) -> dict[str, Any]:
     return chosen | options.chosen(config, cpu=current_platform.is_cpu())
 
 
-def _speculation(drafts: Drafts, *, keyed: bool, stages: int = 1) -> dict[str, Any]:
-    """`stages`: of the pipeline."""
+def _speculation(drafts: Drafts, *, keyed: bool, stages: int = 1, head: str = "") -> dict[str, Any]:
+    """`stages`: of the pipeline. `head`: the file of the learned head; empty: there is none."""
     if drafts.method == "none":
         options = {"additional_config": {KEY: {"keyed": keyed}}}
         # vLLM 0.32 does not start its first model runner with both; 0.33 switches it off by itself.
@@ -99,6 +106,7 @@ def _speculation(drafts: Drafts, *, keyed: bool, stages: int = 1) -> dict[str, A
                 "budget": drafts.budget,
                 "matching": drafts.matching,
                 "memory_mib": drafts.memory_mib,
+                "head": head,
             }
         },
     }

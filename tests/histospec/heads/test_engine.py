@@ -1,0 +1,94 @@
+"""A head in a real engine (float32): it is right more often coupled, tokens stay those of plain decoding, and its
+file may come and change while the engine runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rhymed.bench.policy.engine import EngineProcess, Request
+from tests.packages import needs
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(400)]
+
+HERE = Path(__file__).parent
+
+
+def engine(model: Path, head: Path) -> dict[str, object]:
+    return {
+        "model": str(model),
+        "dtype": "float32",
+        "max_model_len": 128,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 96,  # prompts are prefilled in chunks
+        "enable_chunked_prefill": True,
+        "kv_cache_memory_bytes": 40 * 32 * 1024,
+        "block_size": 32,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "enforce_eager": True,
+        "distributed_executor_backend": "uni",
+        "speculative_config": {"method": "custom_class", "model": "eager.Eager", "num_speculative_tokens": 8},
+        "additional_config": {"rhymed": {"head": str(head), "keyed": True}},
+        "worker_extension_cls": "eager.Extension",
+    }
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not there yet."""
+    return tmp_path_factory.mktemp("head") / "head.safetensors"
+
+
+@pytest.fixture(scope="module")
+def process(tiny_model: Path, head: Path) -> Iterator[EngineProcess]:
+    made = EngineProcess(engine(tiny_model, head), path=[str(HERE)])
+    made.ready()
+    yield made
+    made.close()
+
+
+def asked() -> list[Request]:
+    rng = random.Random(0)
+    prompts = [[rng.randrange(2, 258) for _ in range(rng.randrange(3, 60))] for _ in range(48)]
+    return [
+        Request(prompt, 40, 0.0 if number % 4 == 3 else 0.8, number, f"{number}", f"{number}")
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def train(model: Path, responses: list[list[int]], path: Path) -> None:
+    from rhymed.histospec.heads.fit import Fitting, fit
+    from rhymed.histospec.heads.model import begin
+    from rhymed.histospec.heads.samples import Text, load_policy, states
+
+    policy = load_policy(model)
+    texts = [
+        Text(np.array([*request.prompt, *response]), len(request.prompt), 0)
+        for request, response in zip(asked(), responses, strict=True)
+    ]
+    found, output = states(policy.model, texts), policy.get_output_embeddings().weight.detach()
+    made = begin(torch.arange(200), output, output, 64)
+    fit(made, found, output[:200], 0.8, Fitting(passes=4, batch=64)).save(path)
+
+
+def test_tokens_are_the_same_with_a_head_that_comes_while_the_engine_runs(process, tiny_model, head):
+    plain = process.run(asked(), 32, whole=True)
+    assert process.call("head_counts") is None
+    train(tiny_model, plain.responses, head)
+    process.call("refresh_head")
+    drafted = process.run(asked(), 32, whole=True)
+    passes, tokens, verified, accepted, _ = process.call("head_counts")
+    assert drafted.responses == plain.responses
+    assert min(passes, accepted) > 10
+    assert tokens >= verified > 500
+    head.write_bytes(b"damaged")
+    process.call("refresh_head")
+    assert process.run(asked()[:8], 8, whole=True).responses == plain.responses[:8]
