@@ -111,9 +111,8 @@ class Drafts(Section):
         """Names that one might try. Their error says what to do instead."""
         if method in ("history+eagle3", "history+eagle", "history+mtp", "head"):
             raise ValueError(
-                f"{method} is not supported: vLLM runs one drafter at a time, and its own ones draft before"
-                " history knows the step's tokens; 'history+head' is the learned drafter beside history, see"
-                " `rhymed drafter fit`"
+                f"{method} is not supported: an engine of vLLM has one drafter, and history is that one;"
+                " 'history+head' is the learned drafter beside history, see `rhymed drafter fit`"
             )
         return method
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from rhymed.errors import ConfigError
+from rhymed.messages import EVAL
 from rhymed_store.inspect.browse import Browse
 
 BATCH_TOKENS = 4096  # of one forward pass, with padding
@@ -33,13 +34,13 @@ class States:
     position_N: torch.Tensor  # in prompt and response
 
 
-def newest(browse: Browse, most: int, before: int = 1 << 31) -> list[Text]:
-    """At most `most` samples, those of the newest steps below `before`; of one step spread over its prompts."""
+def newest(browse: Browse, most: int) -> list[Text]:
+    """At most `most` samples of training, those of the newest steps; of one step spread over its prompts."""
     found = [
         (response.info.id.step, response.info.id.index, prompt, response)
         for prompt in browse.ids()
         for response in browse.responses(prompt)
-        if 0 <= response.info.id.step < before and len(response.tokens) and len(response.prompt_tokens)
+        if 0 <= response.info.id.step < EVAL and len(response.tokens) and len(response.prompt_tokens)
     ]
     found.sort(key=lambda row: (-row[0], row[1], row[2]))
     return [_text(response.prompt_tokens, response.tokens, step) for step, _, _, response in found[:most]]

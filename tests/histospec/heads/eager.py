@@ -1,4 +1,4 @@
-"""HistoSpec that always asks its head and verifies all that is drafted, loaded by a vLLM engine in another process."""
+"""HistoSpec that always asks its head and verifies all drafts, loaded by a vLLM engine in another process."""
 
 from __future__ import annotations
 
