@@ -7,6 +7,7 @@ of the head ends after `depth` tokens. What it drafts changes the speed only, as
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +24,10 @@ class Source(Protocol):
     """A head that can draft for the requests of a batch after a step."""
 
     depth: int  # most tokens of a draft
+
+    @property
+    def guess(self) -> Sequence[float]:
+        """The survival of its drafts by depth, as it was measured when it was fitted."""
 
     def draft(self, rows: Rows) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """(tokens, leads of their scores) for these requests. Both [rows, depth]."""
@@ -62,7 +67,7 @@ class Beside:
         self.source = source
         self.seconds = 0.0  # of the pass in this step
         self._depth = source.depth
-        self.worth = Worth()
+        self.worth = Worth(source.guess)
         self._calibration = Calibration(source.depth)
         self._made: Made | None = None
         self._before: Made | None = None  # for the step before

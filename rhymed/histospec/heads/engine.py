@@ -20,6 +20,7 @@ from rhymed.histospec.drafts.types import Noise
 from rhymed.histospec.heads.draw import draw
 from rhymed.histospec.heads.fit import DEPTH
 from rhymed.histospec.heads.model import Head, describe, load
+from rhymed.histospec.heads.worth import GUESS
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,13 @@ class EngineHead:
     @property
     def ready(self) -> bool:
         return self._head is not None
+
+    @property
+    def guess(self) -> Sequence[float]:
+        """By its file."""
+        told = "" if self._head is None else self._head.about.get("coupled", "")
+        shares = [float(share) for share in told.split()]
+        return np.cumprod(shares).tolist() if len(shares) == self.depth else GUESS
 
     def refresh(self) -> bool:
         """Loads the file if it is new, whenever it has appeared. True: this is another head than before."""

@@ -66,7 +66,7 @@ class Worth:
 
     def __init__(self, guess: Sequence[float] = GUESS) -> None:
         """`guess`: survival by depth before there are drafts."""
-        self.survival: NDArray[np.float32] = np.array(guess, np.float32)
+        self.survival = np.array(guess, np.float32)
         self._cost = CostCurve(1024)
         self._pause, self._probe = HeadPause(), Probe()
 
@@ -85,7 +85,8 @@ class Worth:
         mixed, longer = survival.copy(), lengths.copy()
         mixed[rows, : len(self.survival)] = self.survival
         longer[rows] = offered[rows]
-        pays = budget.rate(mixed, longer, self._cost.predict(len(rows), len(rows))) >= LEAST * alone
+        pass_s = self._cost.predict(len(rows), len(rows)) if self._cost.observed else 0.0  # it is tried
+        pays = budget.rate(mixed, longer, pass_s) >= LEAST * alone
         probed = self._probe.now(bool(pays))
         return (rows if pays or probed else rows[:0]), alone
 

@@ -91,3 +91,8 @@ def test_the_calibration_learns_by_lead_and_depth():
     survival = calibration.survival(calibration.cells(np.array([[0.1] * DEPTH, [5.0] * DEPTH], np.float32)))
     assert survival[0, 0] < 0.05
     assert survival[1].tolist() == pytest.approx([0.9**depth for depth in range(1, DEPTH + 1)], abs=0.05)
+
+
+def test_a_head_of_which_nothing_is_measured_is_tried(budget):
+    assert len(Worth((0.6, 0.3, 0.2, 0.1)).choose(budget, *without())[0]) == BATCH
+    assert len(Worth((0.01, 0, 0, 0)).choose(budget, *without())[0]) == 0
