@@ -29,7 +29,6 @@ from rhymed.errors import ConfigError
 from rhymed.histospec import graphs
 
 METHODS = ("none", "keyed", "ngram", "suffix", "aimd", "history", "siblings", "again")
-HEADED = "history+head"
 BASES = ("stock", "none", "keyed")  # the first of them that is measured is what others are compared with
 UNKEYED = ("stock", "none", "ngram", "suffix")  # with noise of vLLM's
 HEADED = "history+head"

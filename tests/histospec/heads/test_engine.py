@@ -1,5 +1,5 @@
-"""A head in a real engine (float32): it is right more often coupled, tokens stay those of plain decoding, and its
-file may come and change while the engine runs."""
+"""A head in a real engine (float32): tokens stay those of plain decoding, and its file may come and change while the
+engine runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rhymed.bench.policy.engine import EngineProcess, Request
@@ -55,40 +54,37 @@ def process(tiny_model: Path, head: Path) -> Iterator[EngineProcess]:
     made.close()
 
 
-def asked() -> list[Request]:
+def asked(again: int = 0) -> list[Request]:
+    """The same requests each time, without history of the time before."""
     rng = random.Random(0)
     prompts = [[rng.randrange(2, 258) for _ in range(rng.randrange(3, 60))] for _ in range(48)]
     return [
-        Request(prompt, 40, 0.0 if number % 4 == 3 else 0.8, number, f"{number}", f"{number}")
+        Request(prompt, 40, 0.0 if number % 4 == 3 else 0.8, number, f"{number}", f"{again}/{number}")
         for number, prompt in enumerate(prompts)
     ]
 
 
-def train(model: Path, responses: list[list[int]], path: Path) -> None:
-    from rhymed.histospec.heads.fit import Fitting, fit
-    from rhymed.histospec.heads.model import begin
-    from rhymed.histospec.heads.samples import Text, load_policy, states
+def write(model: Path, path: Path) -> None:
+    """A head that is not trained. The tiny policy's distribution is nearly uniform, and so is the head's: drafts are
+    often right by the noise alone."""
+    from transformers import LlamaForCausalLM
 
-    policy = load_policy(model)
-    texts = [
-        Text(np.array([*request.prompt, *response]), len(request.prompt), 0)
-        for request, response in zip(asked(), responses, strict=True)
-    ]
-    found, output = states(policy.model, texts), policy.get_output_embeddings().weight.detach()
-    made = begin(torch.arange(200), output, output, 64)
-    fit(made, found, output[:200], 0.8, Fitting(passes=4, batch=64)).save(path)
+    from rhymed.histospec.heads.model import begin
+
+    embeddings = LlamaForCausalLM.from_pretrained(model).get_output_embeddings().weight.detach()
+    begin(torch.arange(200), embeddings, embeddings, 64).save(path)
 
 
 def test_tokens_are_the_same_with_a_head_that_comes_while_the_engine_runs(process, tiny_model, head):
     plain = process.run(asked(), 32, whole=True)
     assert process.call("head_counts") is None
-    train(tiny_model, plain.responses, head)
+    write(tiny_model, head)
     process.call("refresh_head")
-    drafted = process.run(asked(), 32, whole=True)
+    drafted = process.run(asked(1), 32, whole=True)
     passes, tokens, verified, accepted, _ = process.call("head_counts")
     assert drafted.responses == plain.responses
     assert min(passes, accepted) > 10
     assert tokens >= verified > 500
     head.write_bytes(b"damaged")
     process.call("refresh_head")
-    assert process.run(asked()[:8], 8, whole=True).responses == plain.responses[:8]
+    assert process.run(asked(2)[:8], 8, whole=True).responses == plain.responses[:8]
