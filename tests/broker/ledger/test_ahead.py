@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rhymed.messages import Holding, SampleId, SampleInfo
+from rhymed.messages import Holding, LengthRow, SampleId, SampleInfo
 from rhymed_broker.ledger.actions import Assign, Load, Mark, Release, ScoreSamples
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.pipe import POLICIES
@@ -103,13 +103,17 @@ def test_a_heartbeat_tells_what_is_parked(early: Story) -> None:
     assert not worker.parked
 
 
+def lengths(**past: list[tuple[int, int]]) -> dict[str, LengthRow]:
+    return {prompt: LengthRow(prompt=prompt, lengths=found) for prompt, found in past.items()}
+
+
 def two_workers(story: Story) -> None:
     """`w` has a group of long samples, `v` nothing."""
     story.begin(SmallPlan(steps=1))
     story.join("w", "rollout")
     story.join("v", "rollout")
     for past in range(3):
-        story.ledger.dispatch.remember({"a": [(past - 3, 4000)]})
+        story.ledger.dispatch.remember(lengths(a=[(past - 3, 4000)]))
 
 
 def test_a_straggler_is_split_off_and_goes_on_elsewhere(story: Story) -> None:
@@ -167,7 +171,7 @@ def test_what_is_parked_is_not_moved(early: Story) -> None:
     early.join("w", "rollout", slots=8)
     early.join("v", "rollout", slots=8)
     for past in range(3):
-        early.ledger.dispatch.remember({"a": [(past - 3, 4000)]})
+        early.ledger.dispatch.remember(lengths(a=[(past - 3, 4000)]))
     early.generated("w", A0, A1)
     early.ledger.holdings.parked("w", [NEXT0, NEXT1], early.now)
     assert early.tick() == []
@@ -189,7 +193,7 @@ def test_what_is_given_back_has_a_place_where_prompts_are_dealt(policy: str) -> 
     story = Story(Ledger(Rules(max_staleness=1), POLICIES[policy]))
     story.begin(SmallPlan(steps=3, groups=2))
     story.join("w", "rollout", slots=3)
-    story.ledger.dispatch.remember({"a": [(-1, 9)], "b": [(-1, 90)]})
+    story.ledger.dispatch.remember(lengths(a=[(-1, 9)], b=[(-1, 90)]))
     held = list(story.ledger.workers.by_name["w"].held)
     story.give_back("w", held[0])
     story.tick()

@@ -10,7 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rhymed.config import Config
 from rhymed.errors import HOPELESS, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
+from rhymed_workers.environment.process import EnvironmentProcess
 from rhymed_workers.environment.protocol import Close, Stepped, Wanted, Where
 from rhymed_workers.sessions.calls import Read
 from tests.workers.environment.pools import CHAT, Make, ask, maker, told
@@ -294,3 +296,25 @@ async def test_a_process_that_is_killed_whenever_it_loads_is_not(tmp_path: Path)
     with pytest.raises(EnvironmentFailed, match=r"loading .*mine.py:add: the process ended with signal SIGKILL"):
         async with maker(tmp_path, "import os\nos.kill(os.getpid(), 9)\n")(tools="add"):
             pass
+
+
+async def test_tools_are_called_while_another_process_starts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with make(tools="later,add", processes=2) as pool:
+        held, go = asyncio.Event(), asyncio.Event()
+        start = EnvironmentProcess.start
+
+        async def late(config: Config) -> EnvironmentProcess:
+            held.set()
+            await go.wait()
+            return await start(config)
+
+        monkeypatch.setattr(EnvironmentProcess, "start", late)
+        first = asyncio.create_task(told(pool, "add", a=1, b=2))
+        second = asyncio.create_task(told(pool, "add", a=3, b=4))
+        assert await asyncio.wait_for(asyncio.gather(first, second), 60) == ["3", "7"]
+        await held.wait()
+        assert len(pool.pids) == 1
+        go.set()
+        async with asyncio.timeout(60):
+            while len(pool.pids) < 2:
+                await asyncio.sleep(0.01)

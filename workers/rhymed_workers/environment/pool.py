@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from rhymed.config import Config
@@ -22,6 +23,8 @@ from rhymed_workers.environment.protocol import Answer, Chat, Close, Open, Ready
 from rhymed_workers.sessions.calls import Read
 
 log = logging.getLogger(__name__)
+
+AGAIN_S = 10.0  # after a failure to start another process
 
 UNKNOWN = -1  # turns: it was asked, and has not answered
 
@@ -40,6 +43,7 @@ class Environments:
         self._config = config
         self._processes: list[EnvironmentProcess] = []
         self._starting = asyncio.Lock()
+        self._more: asyncio.Task[None] | None = None  # starts a process while others work
         self.about = Ready()
 
     async def __aenter__(self) -> Self:
@@ -49,6 +53,9 @@ class Environments:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._more is not None:
+            self._more.cancel()
+            await asyncio.gather(self._more, return_exceptions=True)
         await asyncio.gather(*(process.kill() for process in self._processes))
 
     @property
@@ -132,10 +139,36 @@ class Environments:
         return next((one for one in self._processes if name in one.names and one.usable), None)
 
     async def _least(self) -> EnvironmentProcess:
-        """The process with the least to do; a new one while there may be more and all have something to do."""
+        """The process with the least to do; a new one while there may be more and all have something to do.
+
+        Tools are called at once where they are: only environments, which stay where they begin, wait for a process
+        that starts."""
+        usable = [one for one in self._processes if one.usable]
+        if self.about.kind == "tools" and usable:
+            if self._lacks(usable) and not self._starting.locked() and self._more is None:
+                self._more = asyncio.create_task(self._start_more())
+            return min(usable, key=_load)
         async with self._starting:
             self._processes = [one for one in self._processes if one.usable]
-            most = self._config.environment.processes
-            if len(self._processes) < most and all(one.waiting or one.names for one in self._processes):
+            if self._lacks(self._processes):
                 self._processes.append(await EnvironmentProcess.start(self._config))
-            return min(self._processes, key=lambda one: (one.waiting, len(one.names)))
+            return min(self._processes, key=_load)
+
+    def _lacks(self, usable: Sequence[EnvironmentProcess]) -> bool:
+        """Whether another process would have something to do, and may start."""
+        busy = all(one.waiting or one.names for one in usable)
+        return busy and len(usable) < self._config.environment.processes
+
+    async def _start_more(self) -> None:
+        try:
+            async with self._starting:
+                self._processes.append(await EnvironmentProcess.start(self._config))
+        except EnvironmentFailed as error:  # while there are others: whoever needs one starts it, and says why not
+            log.warning("another process for the tools did not start: %s", error)
+            await asyncio.sleep(AGAIN_S)
+        finally:
+            self._more = None
+
+
+def _load(process: EnvironmentProcess) -> tuple[int, int]:
+    return process.waiting, len(process.names)
