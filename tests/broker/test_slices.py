@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rhymed.messages import Join, SampleInfo, Score
+from rhymed.messages import Join, LengthRow, SampleInfo, Score
 from rhymed_broker import slices
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger import dispatch, samples
@@ -68,7 +68,10 @@ def play(run: Run, steps: int = 3) -> list[Action]:
             case ScoreSamples(worker, ids):
                 ledger.scored(worker, [Score(id=id, reward=float(id.index)) for id in ids], now)
             case Recall(_, recalled):
-                run(ledger.dispatch.remember, {prompt: [(-1, 30)] for prompt in recalled})
+                run(
+                    ledger.dispatch.remember,
+                    {prompt: LengthRow(prompt=prompt, lengths=[(-1, 30)]) for prompt in recalled},
+                )
             case Train(_, step, _, _):
                 assert run(ledger.train_done, step, now) is not None
         for present in ledger.workers:

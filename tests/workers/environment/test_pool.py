@@ -230,8 +230,11 @@ def within(pid: int) -> list[int]:
 async def test_a_process_that_hangs_outside_of_any_request_is_killed(make: Make) -> None:
     async with make(tools="add", timeout_s=0.1) as pool:
         (process,) = pool._processes
-        for pid in within(process.pid):
+        stopped = within(process.pid)
+        for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
+        while not all(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T" for pid in stopped):
+            await asyncio.sleep(0.001)
         with pytest.raises(EnvironmentLost, match="in a process that did nothing, and was killed"):
             await process.ask(Close("a"))
         await asyncio.wait_for(process._process.wait(), 60.0)
