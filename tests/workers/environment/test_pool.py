@@ -227,13 +227,17 @@ def within(pid: int) -> list[int]:
     return [pid, *(inner for child in children for inner in within(int(child)))]
 
 
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 async def test_a_process_that_hangs_outside_of_any_request_is_killed(make: Make) -> None:
     async with make(tools="add", timeout_s=0.1) as pool:
         (process,) = pool._processes
         stopped = within(process.pid)
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
-        while not all(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T" for pid in stopped):
+        while not all(map(is_stopped, stopped)):
             await asyncio.sleep(0.001)
         with pytest.raises(EnvironmentLost, match="in a process that did nothing, and was killed"):
             await process.ask(Close("a"))
