@@ -42,7 +42,13 @@ async def test_a_run_that_lives(run: Path, serve: Any) -> None:
         assert (answer["live"], answer["state"], answer["step"], answer["version"]) == (True, "running", 2, 2)
         _, answer = await ask("/api/queues")
         assert answer["workers"][0]["holding"] == [
-            {"id": {"step": 2, "prompt": APPLES, "index": 0}, "tokens": 7, "parked": False, "seconds": 0.0}
+            {
+                "id": {"step": 2, "prompt": APPLES, "index": 0},
+                "tokens": 7,
+                "before": 0,
+                "parked": False,
+                "seconds": 0.0,
+            }
         ]
         assert answer["troubles"] == []  # what is left out on the wire is there
         status, text = await ask("/metrics")
