@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rhymed.histospec import profiling
+from rhymed.histospec import profiling, undrafted
 from rhymed.histospec.settings import KEY
 from rhymed.histospec.versions import RUNNER, release_of, unknown
 
@@ -73,6 +73,7 @@ def attach(runner: Any) -> bool:
         # vLLM drops all drafts when the longest request comes near the model's limit; our drafter limits each one.
         runner.effective_drafter_max_model_len = 2**31
         drafter.bind(runner)
+        undrafted.install(runner)
         runner.rhymed_bound = True
     return keyed
 

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.histospec import plugin
-from rhymed.histospec.drafter import Batch, Drafter, warm_up
+from rhymed.histospec.drafter import Drafter, warm_up
 from rhymed.histospec.drafts.requests import Continued, RequestInfo
 from rhymed.histospec.drafts.stats import Account
-from rhymed.histospec.drafts.types import Noise
+from rhymed.histospec.drafts.types import Batch, Noise
 from rhymed.histospec.graphs import captured
 from rhymed.histospec.heads.attach import HeadOf
 from rhymed.histospec.heads.beside import Counts
@@ -106,6 +106,11 @@ class HistoSpec:
         if self._broken or self._closed or self._runner is None or not self.drafts:
             return [[] for _ in sampled_token_ids]
         try:
+            ids = self._runner.input_batch.req_ids
+            # A step that ends a response is looked at if it has to be written: no other step may follow for hours.
+            ends = self._local is not None and self._end_any(ids, sampled_token_ids, num_tokens_no_spec)
+            if not ends and self._drafter.passes(ids, sampled_token_ids):
+                return [[]] * len(sampled_token_ids)
             batch = self._batch(sampled_token_ids, num_tokens_no_spec)
             if batch.noise is not None:
                 self._head.begin(batch.new_tokens, batch.noise, self._scale)
@@ -195,6 +200,12 @@ class HistoSpec:
         noise = Noise(self._keys, counts[:size].astype(np.int64), self._scale > 0)
         ends = self._turn_ends
         return Batch(self._ids, new_tokens, lengths.tolist(), verified, limits, ended, decoded_only, noise, ends)
+
+    def _end_any(self, ids: list[str], new_tokens: list[list[int]], counts: NDArray[np.int32]) -> bool:
+        """Whether one of the requests makes no more tokens, or the batch has changed."""
+        if ids != self._ids or bool((counts[: len(ids)] >= self._ends).any()):
+            return True
+        return any(not stops.isdisjoint(made) for stops, made in zip(self._stops, new_tokens, strict=True))
 
     def _ends_of_turns(self) -> NDArray[np.int32] | None:
         """None: no request is a turn of a sample."""

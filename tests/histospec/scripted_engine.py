@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rhymed.histospec.drafter import Batch, Drafter
+from rhymed.histospec.drafter import Drafter
 from rhymed.histospec.drafts.requests import Continued, RequestInfo
+from rhymed.histospec.drafts.types import Batch
 from rhymed.histospec.index.builder import Builder, PastResponse
 from rhymed.histospec.settings import Settings
 
@@ -28,7 +29,8 @@ class Engine:
         self.stops: np.ndarray[Any, np.dtype[np.int32]] | None = None  # tokens that end a turn
         self.waiting: set[str] = set()
         self.drafts: dict[str, list[int]] = {}
-        self.forwards = 0
+        self.ran: list[str] = []  # in the last step
+        self.forwards = self.passed = 0  # `passed`: steps that the drafter let pass
         self.drafter = Drafter(
             Settings(**settings),  # type: ignore[arg-type]
             self.builder,
@@ -79,10 +81,14 @@ class Engine:
             verified,
             np.array([max(0, one - 1) for one in left], np.int32),
             [row for row, one in enumerate(left) if one == 0],
-            True,
+            running == self.ran,
             stops=self.stops,
         )
-        self.drafts = dict(zip(running, self.drafter.step(batch), strict=True))
+        self.ran = running
+        if all(left) and self.drafter.passes(running, made):
+            self.passed, self.drafts = self.passed + 1, {}
+        else:
+            self.drafts = dict(zip(running, self.drafter.step(batch), strict=True))
         for name, one in zip(running, left, strict=True):
             if one == 0:
                 del self.requests[name]

@@ -169,13 +169,81 @@ def test_a_request_without_history_makes_every_token_by_itself(engine: Engine) -
     assert engine.forwards == 60
 
 
-def test_a_step_without_drafts_is_its_own_measure_and_drafts_make_none_quicker(engine: Engine) -> None:
-    assert engine.drafter._plain(4, 0, 0.02) == 0.02
-    for _ in range(40):
-        engine.drafter._budget.curve.observe(4, 4, 0.05)
-    assert engine.drafter._plain(4, 0, 0.02) == 0.02
-    assert engine.drafter._plain(4, 8, 0.02) == 0.02
-    assert engine.drafter._plain(4, 8, 0.2) == pytest.approx(0.05, rel=0.05)
+def test_steps_pass_where_nothing_is_worth_drafting_and_are_all_accounted_for() -> None:
+    engine = Engine(budget="rate")
+    scripts = {"a": words(0, 400), "b": words(1, 403)}
+    for name, script in scripts.items():
+        engine.add(name, script, prompt=name)
+    engine.finish()
+    assert engine.passed > 250
+    for name, script in scripts.items():
+        account, yields = engine.drafter.account(name), engine.drafter.take_yields(name)
+        assert account is not None
+        assert yields is not None
+        assert account.forwards + account.accepted == len(yields) + account.accepted == sum(yields) == len(script)
+        index = engine.drafter._requests._indexes.get(name)
+        assert index is not None
+        assert index.tokens == len(PROMPT) + len(script)
+    assert engine.drafter.total.timed_s > engine.drafter.total.plain_s > 0, "the difference is the drafter's own time"
+    engine.drafter.close()
+    engine.builder.close()
+    assert engine.ended == [("a", scripts["a"]), ("b", scripts["b"])]
+
+
+def test_drafts_that_begin_to_pay_end_the_doze() -> None:
+    """The second request repeats the first one, which nothing had prepared. Every draft pays here."""
+    engine = Engine(budget="rate")
+    budget = engine.drafter._budget
+
+    def choose(survival: NDArray[np.float32], lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+        budget.barren = not lengths.any()
+        return lengths
+
+    budget.choose, budget.resting = choose, lambda steps: 0  # type: ignore[method-assign]
+    script = words(2, 400)
+    engine.add("first", script)
+    engine.finish()
+    before = engine.forwards
+    engine.add("second", script)
+    engine.finish()
+    assert engine.passed > 100
+    assert engine.forwards - before < 150
+    engine.drafter.close()
+    engine.builder.close()
+
+
+def test_a_question_about_a_request_in_between_loses_nothing() -> None:
+    engine = Engine(budget="rate")
+    script = words(3, 300)
+    engine.add("a", script)
+    for done in range(1, 300):
+        engine.step()
+        account = engine.drafter.account("a") if done % 7 == 0 else None
+        assert account is None or account.forwards == done
+    engine.finish()
+    assert engine.passed > 50
+    yields = engine.drafter.take_yields("a")
+    assert yields is not None
+    assert sum(yields) == len(script)
+    engine.drafter.close()
+    engine.builder.close()
+
+
+def test_steps_in_which_requests_come_and_go_are_timed_too(engine: Engine) -> None:
+    """Not the first one, before which the engine may have been idle."""
+    engine.add("a", words(0))
+    engine.step()
+    assert engine.drafter.total.timed_s == 0
+    for number in range(1, 4):
+        before = engine.drafter.total.timed_s
+        engine.add(f"b{number}", words(number))
+        engine.step()
+        assert engine.drafter.total.timed_s > before
+    engine.waiting = set(engine.requests)
+    before = engine.drafter.total.timed_s
+    engine.add("alone", words(9))
+    engine.step()
+    assert engine.drafter.total.timed_s == before
 
 
 def test_an_account_holds_nothing_but_plain_numbers(engine: Engine) -> None:

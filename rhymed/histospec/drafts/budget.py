@@ -7,6 +7,7 @@ than that of plain decoding, nothing is verified. `Aimd` is the rule of the Rhym
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,10 +33,10 @@ class Pause:
         self._tried, self._plain_s, self._took_s = 0, 0.0, 0.0
         self._left, self._next, self._window = 0, self.SHORTEST, self.WINDOW
 
-    def now(self) -> bool:
-        """Call it once per step."""
-        self._left = max(0, self._left - 1)
-        return self._left > 0
+    def now(self, steps: int = 1) -> int:
+        """Steps for which nothing is verified, from the next one on; 0: none. `steps`: since the last call."""
+        self._left = max(0, self._left - steps)
+        return self._left
 
     def observe(self, plain_s: float, took_s: float) -> None:
         """The time of a step with drafts, and the estimated time of plain decoding for the same tokens."""
@@ -66,12 +67,12 @@ class Probe:
     def __init__(self) -> None:
         self._without, self._wait = 0, self.SHORTEST
 
-    def now(self, paying: bool) -> bool:
-        """Call it in every step that has drafts. `paying`: by the curve."""
+    def now(self, paying: bool, steps: int = 1) -> bool:
+        """Call it where there are drafts. `paying`: by the curve. `steps`: since the last call, at least 1."""
         if paying and self._without < self._wait:
             self._without, self._wait = 0, self.SHORTEST
             return False
-        self._without += 1
+        self._without = max(self._without + 1, min(self._without + steps, self._wait))
         if self._without == self._wait + self.STEPS:
             self._without, self._wait = 0, min(self._wait * 3 // 2, self.LONGEST)
         return self._without >= self._wait
@@ -89,6 +90,8 @@ class Budget:
     DITHER = (1.0, 0.75, 1.0, 1.3)
     PLAIN, SELDOM, OFTEN = 4, 128, 32  # 4 plain steps in 128, or in 32 if the gain is below `CLEAR`
     CLEAR = 1.5
+    NEAR = 1.5  # times as many requests, or as few: plain decoding of so many was measured
+    SEARCH, LATER = 8, 64  # most plain steps in a row, to measure it; steps until the next try
 
     def __init__(self, largest: int, *, margin: float = 0.1, captured: Sequence[int] = ()) -> None:
         """`largest`: most tokens of one step. `margin`: least gain at which drafts are verified; measured estimates
@@ -101,10 +104,16 @@ class Budget:
         self._warm = False  # a step has verified before
         self._was_plain = True  # the step before
         self._drafting = 0.0  # seconds per request
+        self._plain: deque[int] = deque(maxlen=2)  # requests of the last plain steps that were measured
+        self._searched = 0  # plain steps in a row, to measure plain decoding of another number of requests
+        self._since = 1  # steps since the last call of `choose`, this one included
+        self.barren = False  # nothing was worth verifying in the last call of `choose`
 
-    def resting(self) -> bool:
-        """Whether the next step verifies no drafts, whatever they are. Call it once per step."""
-        return self._pause.now()
+    def resting(self, steps: int = 1) -> int:
+        """For how many steps, from the next one on, nothing is verified, whatever the drafts are. `steps`: since the
+        last call, this one included."""
+        self._since = steps
+        return self._pause.now(steps)
 
     def choose(self, survival: Survival, lengths: Lengths) -> Lengths:
         """How many of its drafted tokens each request verifies; all 0 when drafting does not pay.
@@ -113,16 +122,21 @@ class Budget:
         row. `lengths` [requests]: drafted tokens.
         """
         requests = len(lengths)
+        self.barren = True
+        if not lengths.any():
+            return np.zeros(requests, np.int32)
         worth, rows = _ranked(survival, lengths, max(0, self._largest - requests))
         if not len(worth):
             return np.zeros(requests, np.int32)
         base = self.curve.table(requests)
         base[requests + 1 :] += self._drafting * requests
         best, gain = _best(worth, requests, base, self._margin)
-        if float(worth.sum()) >= self._margin * requests and self._probe.now(best > 0):
+        self.barren = best == 0 and self._steps > len(self.LADDER)
+        if float(worth.sum()) >= self._margin * requests and self._probe.now(best > 0, self._since):
             self._steps += 1
+            self.barren = False
             return _count(rows, min(requests, max(1, int(np.count_nonzero(worth >= Probe.LIKELY)))), requests)
-        count = self._vary(best, gain, len(rows))
+        count = 0 if self._searches(requests) else self._vary(best, gain, len(rows))
         if count:  # what an engine would pad is verified for nothing
             count = min(len(rows), self.curve.filled(requests + count) - requests)
         return _count(rows, count, requests)
@@ -153,8 +167,17 @@ class Budget:
             self._warm = True  # the first one loads the verification code
             return
         self.curve.observe(requests, tokens, seconds - draft_s)
+        if plain:
+            self._plain.append(requests)
         if not plain and self._steps > len(self.LADDER):
             self._pause.observe(made / requests * self.curve.predict(requests, requests), seconds)
+
+    def _searches(self, requests: int) -> bool:
+        """Whether plain decoding of about so many requests has to be measured: what the curve extrapolates was up to
+        a quarter too high. Steps in which requests come and go measure nothing, so it is given up for a while."""
+        known = all(max(one, requests) <= self.NEAR * min(one, requests) for one in self._plain)
+        self._searched = 0 if known else (self._searched + 1) % (self.SEARCH + self.LATER)
+        return 0 < self._searched <= self.SEARCH
 
     def _vary(self, best: int, gain: float, most: int) -> int:
         step = self._steps

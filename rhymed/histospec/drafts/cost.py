@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rhymed.histospec.jit import native
+
 MEMORY = 400  # steps after which a measurement has lost its weight
 REFRESH = 8  # steps between two fits
 SLOW = 1.5  # times the predicted time: a longer step counts as this, so that a few do not bend the curve
@@ -53,12 +55,8 @@ class CostCurve:
             return
         if not self._unit or seconds < self._unit:
             self._unit, self._unit_tokens = seconds, max(1, self.filled(tokens))
-        row = self._features(requests, tokens)
-        keep = 1 - 1 / MEMORY
-        self._information *= keep
-        self._moment *= keep
-        self._information += np.outer(row, row)
-        self._moment += row * seconds
+        verifying = float(tokens > requests)
+        _note(self._information, self._moment, self.knots, self.filled(tokens), requests, verifying, seconds)
         self.observed += 1
         self._since += 1
         if self._since >= REFRESH or self.observed <= REFRESH:
@@ -87,22 +85,20 @@ class CostCurve:
         place = min(tokens, len(self._table) - 1)
         return max(float(self._table[place]) + self._a_request * requests, float(self._floor[place])) + verifying
 
+    def undrafted(self, requests: int, drafted: int, seconds: float, decoded_only: bool) -> tuple[float, float]:
+        """Estimated seconds of a step without its `drafted` tokens, and of each plain step for a token that it made
+        more. At most what it took. A step that did other work, prefilled a prompt, does that without drafts, too."""
+        plain = min(self.predict(requests, requests), seconds)
+        if not drafted:
+            return seconds, plain
+        if decoded_only:
+            return plain, plain
+        verifying = self.predict(requests, requests + drafted) - self.predict(requests, requests)
+        return max(plain, seconds - max(0.0, verifying)), plain
+
     def filled(self, tokens: int) -> int:
         """The tokens that a step with `tokens` tokens computes; the rest is padding."""
         return int(self._all[tokens]) if tokens < len(self._all) else tokens
-
-    def _features(self, requests: int, tokens: int) -> NDArray[np.float64]:
-        row = np.zeros(len(self.knots) + 2)
-        verifying, tokens = tokens > requests, self.filled(tokens)
-        above = int(np.searchsorted(self.knots, tokens))
-        if above == 0 or above == len(self.knots):
-            row[min(above, len(self.knots) - 1)] = 1.0
-        else:
-            low, high = self.knots[above - 1], self.knots[above]
-            row[above] = (tokens - low) / (high - low)
-            row[above - 1] = 1 - row[above]
-        row[-2:] = requests, verifying
-        return row
 
     def _refit(self) -> None:
         """Least squares with two weak priors: the curve bends little, and a token has a small positive cost."""
@@ -120,6 +116,32 @@ class CostCurve:
         self._table = np.interp(self._all, self.knots, np.maximum.accumulate(fit[:-2]))
         self._floor = self._unit * np.minimum(1.0, self._all / self._unit_tokens)
         self._since = 0
+
+
+@native
+def _note(
+    information: NDArray[np.float64],
+    moment: NDArray[np.float64],
+    knots: NDArray[np.float64],
+    tokens: int,
+    requests: int,
+    verifying: float,
+    seconds: float,
+) -> None:
+    """Adds a step to the sums of least squares, in which older ones fade. Its features are the weights of the knots
+    below and above its tokens, and what the costs per request and of verifying are multiplied with."""
+    size = len(knots)
+    above = min(int(np.searchsorted(knots, tokens)), size - 1)
+    below = max(0, above - 1)
+    weight = 1.0 if above == below else min(1.0, (tokens - knots[below]) / (knots[above] - knots[below]))
+    at = np.array([below, above, size, size + 1])
+    share = np.array([1 - weight, weight, float(requests), verifying])
+    information *= 1 - 1 / MEMORY
+    moment *= 1 - 1 / MEMORY
+    for i in range(4):
+        moment[at[i]] += share[i] * seconds
+        for j in range(4):
+            information[at[i], at[j]] += share[i] * share[j]
 
 
 def _padded(tokens: NDArray[np.float64], sizes: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -111,7 +111,7 @@ class Requests:
         self._prompts: dict[str, Prompt] = {}
         self._requests: dict[str, Request] = {}  # by id, with the preempted ones
         self._batch_ids: list[str] = []
-        self._batch: list[Request] = []
+        self.batch: list[Request] = []  # of the last `update`
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # by name
         self._yields: OrderedDict[str, Yields] = OrderedDict()  # by name
         self._turns: OrderedDict[str, Ended] = OrderedDict()  # by name
@@ -122,9 +122,9 @@ class Requests:
         if ids != self._batch_ids:
             running = set(ids)
             self._leave([id for id in self._requests if id not in running and self._describe(id) is None])
-            self._batch = [self._requests.get(id) or self._join(id) for id in ids]
+            self.batch = [self._requests.get(id) or self._join(id) for id in ids]
             self._batch_ids = ids.copy()
-        return self._batch
+        return self.batch
 
     def end(self, request: Request) -> None:
         """It makes no more tokens, though the engine may keep it for another step."""
@@ -142,7 +142,7 @@ class Requests:
 
     def close(self) -> None:
         self._leave(list(self._requests))
-        self._batch_ids, self._batch = [], []
+        self._batch_ids, self.batch = [], []
 
     def _install_indexes(self) -> None:
         for name, index in self._builder.finished():

@@ -8,10 +8,11 @@ from operator import add, sub
 
 @dataclass
 class Account:
-    """Times are of steps that only decoded; a request gets an equal share of each of its steps.
+    """Times are of steps between which the engine was not idle; a request gets an equal share of each of its steps.
 
     `plain_s` estimates plain decoding of the same tokens: one step without drafts for each token, as long as the cost
-    curve predicts, but not longer than the real step. A step without drafts counts as it is.
+    curve predicts, but not longer than the real step. A step without drafts counts as it is, and what a step did for
+    prompts counts in both: where requests come and go, it is a part of the time that drafts do not shorten.
     """
 
     forwards: int = 0  # steps that decoded it

@@ -1,4 +1,4 @@
-"""Types that the parts of drafting share: `Matching`, `Noise`, `Drafts`."""
+"""Types that the parts of drafting share: `Matching`, `Noise`, `Drafts`, `Batch`."""
 
 from __future__ import annotations
 
@@ -54,3 +54,30 @@ def end_at(drafts: Drafts, stops: NDArray[np.int32]) -> None:
     found = np.isin(drafts.tokens, stops)
     ends = np.where(found.any(axis=1), found.argmax(axis=1) + 1, drafts.tokens.shape[1])
     np.minimum(drafts.lengths, ends, out=drafts.lengths)
+
+
+class Batch(NamedTuple):
+    """One engine step; one row per running request, in the engine's order."""
+
+    ids: list[str]  # of the requests
+    new_tokens: list[list[int]]  # empty while the prompt is prefilled
+    lengths: list[int]  # response tokens so far, the new ones included
+    verified: list[int]  # drafted tokens that the step verified
+    limits: NDArray[np.int32]  # tokens that the next step may make beyond its first one
+    ended: list[int]  # rows that will make no more tokens
+    decoded_only: bool  # nothing was prefilled
+    noise: Noise | None = None  # of the next tokens; None: unknown
+    stops: NDArray[np.int32] | None = None  # tokens that end a turn, where history goes on after them
+
+
+class PreviousStep(NamedTuple):
+    """What was proposed for the step before; one row per request."""
+
+    ids: list[str]
+    drafts: Drafts
+    foreign: NDArray[np.bool_]  # True: the draft is not from history, but carried tokens or of a head
+
+
+def has_one_of(previous: PreviousStep | None, ids: list[str]) -> bool:
+    """Whether one of these requests was in the previous step: the engine was not idle in between."""
+    return previous is not None and not set(ids).isdisjoint(previous.ids)

@@ -224,3 +224,57 @@ def test_aimd_is_the_rule_of_the_paper() -> None:
     rule.observe("a", 0, 0)  # nothing was drafted: nothing is learnt
     assert rule.limit("a") == 2
     assert rule.limit("b") == 2
+
+
+def test_a_step_without_drafts_is_its_own_measure_and_drafts_make_none_quicker():
+    curve = Budget(LARGEST).curve
+    for _ in range(40):
+        curve.observe(4, 4, 0.05)
+    assert curve.undrafted(4, 0, 0.02, True) == (0.02, 0.02)
+    assert curve.undrafted(4, 8, 0.02, True) == (0.02, 0.02)
+    assert curve.undrafted(4, 8, 0.2, True) == pytest.approx((0.05, 0.05), rel=0.05)
+
+
+def test_what_a_step_did_for_prompts_counts_without_drafts_too():
+    curve = Budget(LARGEST).curve
+    for _ in range(200):
+        curve.observe(4, 4, 0.05)
+        curve.observe(4, 36, 0.08)
+    plain, more = curve.undrafted(4, 32, 0.28, False)
+    assert plain == pytest.approx(0.25, rel=0.05)
+    assert more == pytest.approx(0.05, rel=0.05)
+    assert curve.undrafted(4, 32, 0.03, False) == (0.03, 0.03)
+
+
+def test_plain_decoding_of_another_number_of_requests_is_measured_at_once():
+    """Where 16 of 64 tokens verified are known, the curve knows little of 64 plain ones."""
+    budget = Budget(LARGEST)
+
+    def steps(requests, count):
+        chosen = []
+        for _ in range(count):
+            lengths = budget.choose(table(requests, 4, 0.9), np.full(requests, 4, np.int32))
+            tokens = requests + int(lengths.sum())
+            budget.observe(requests, tokens, cost(requests, tokens, 0.0001), tokens)
+            chosen.append(tokens - requests)
+        return chosen
+
+    assert steps(16, 100)[-1] > 0
+    first = steps(64, 20)
+    assert first[:3] == [0, 0, 0], "one after drafts, and two that are measured"
+    assert first[3] > 0
+    assert budget.curve.predict(64, 64) == pytest.approx(cost(64, 64, 0.0001), rel=0.03)
+    assert steps(60, 20)[0] > 0, "about as many"
+
+
+def test_where_no_plain_step_can_be_measured_drafting_goes_on():
+    budget = Budget(LARGEST)
+    chosen = []
+    for step in range(400):
+        requests = 16 if step < 100 else 64
+        lengths = budget.choose(table(requests, 4, 0.9), np.full(requests, 4, np.int32))
+        tokens = requests + int(lengths.sum())
+        if requests == 16 or tokens > requests:
+            budget.observe(requests, tokens, cost(requests, tokens, 0.0001), tokens)
+        chosen.append(tokens > requests)
+    assert sum(chosen[100:]) > 200

@@ -20,7 +20,7 @@ class Eager(HistoSpec):
         super().__init__(vllm_config)
         Worth.choose = always  # type: ignore[method-assign]
         budget: Any = self._drafter._budget
-        budget.choose, budget.resting = lambda survival, lengths: lengths, lambda: False
+        budget.choose, budget.resting = lambda survival, lengths: lengths, lambda steps=1: 0
 
 
 class Extension(extension.Extension):

@@ -33,7 +33,7 @@ class Oracle:
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     made = Engine(budget="rate")
-    made.drafter._budget.resting = lambda: False  # whether drafts pay on this machine is not what is tested
+    made.drafter._budget.resting = lambda steps=1: 0  # whether drafts pay on this machine is not what is tested
     made.drafter._budget.choose = lambda survival, lengths: lengths
     made.drafter._budget.rate = lambda survival, lengths, extra_s=0.0: 1.0 + float(lengths.sum())
     yield made
