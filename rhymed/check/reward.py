@@ -133,6 +133,10 @@ def describe(config: Config, row: Row, answers: Sequence[Answer], scorers: Loadi
     from rhymed_workers.scoring.verdict import combine
 
     section = Section("reward (row 1)")
+    if all(scorer.scorer == "environment" for scorer in config.reward.all):
+        section.rows += [(answer.label, truncated(answer.text, SHOWN_CHARS)) for answer in answers if answer.tokens]
+        section.add("reward", "what the environment gives when it is played, so not known before the run")
+        return section
     rewards: dict[str, float] = {}
     doubts: list[str] = []
     scored = [answer for answer in answers if answer.scored]

@@ -12,7 +12,7 @@ import pytest
 from rhymed.check.dryrun import full_check, quick_check
 from rhymed.check.environment import _described
 from rhymed.check.report import Report
-from rhymed.config import Config
+from rhymed.config import Config, Reward
 from tests.workers.sessions.test_dialogue import CHATML, STRIPS
 
 MINE = '''
@@ -134,3 +134,10 @@ def test_a_program_is_looked_for_and_not_started(make: Any) -> None:
         report = full_check(config.model_copy(update={"environment": named}), generate=False)
         assert [error in found for found in report.errors] == ([True] if error else [])
         assert ("RHYMED_ROW" in shown(report).get("prompts", "")) == (not error)
+
+
+def test_a_reward_of_the_environment_is_not_taken_for_a_constant(make: Any) -> None:
+    config = make({"factory": "Game"})
+    report = full_check(config.model_copy(update={"reward": Reward(scorer="environment")}))
+    assert shown(report)["reward"].startswith("what the environment gives")
+    assert not [warning for warning in report.warnings if warning.startswith("reward")]
