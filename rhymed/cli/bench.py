@@ -38,6 +38,9 @@ BENCHMARKS = {
     "cluster": Benchmark("rhymed.bench.cluster.run", ("rounds", "steps", "out")),
     "agents": Benchmark("rhymed.bench.agents.run", ("parts", "trace", "arctic", "out")),
     "pipe": Benchmark("rhymed.bench.schedule", ("trace", "cost", "out", "keep")),
+    "whole": Benchmark(
+        "rhymed.bench.whole.run", ("config", "parts", "methods", "rounds", "steps", "workers", "cost", "out")
+    ),
 }
 
 MOVED = {
@@ -58,8 +61,8 @@ def add(commands: Any) -> None:
         "--out",
         type=Path,
         metavar="PATH",
-        help="model, pipe, learn, gpu: a folder (gpu continues it); agents, cluster, hosts, peers, spec: a JSON file"
-        " (hosts and peers continue it)",
+        help="model, pipe, learn, gpu, whole: a folder (gpu and whole continue it); agents, cluster, hosts, peers,"
+        " spec: a JSON file (hosts and peers continue it)",
     )
     parser.add_argument(
         "--trace",
@@ -98,19 +101,22 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
         type=_list(str),
         dest="parts",
         metavar="A,B",
-        help=f"gpu: only {', '.join(PARTS)}; agents: slots, turns, endpoint, drafts, forecast",
+        help=f"gpu: only {', '.join(PARTS)}; agents: slots, turns, endpoint, drafts, forecast;"
+        " whole: measured, simulated",
     )
     parser.add_argument("--dry", action="store_true", default=None, help="gpu, hosts: print what would be done")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="spec, gpu: where; gpu: small versions on a CPU")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="spec: of the engines' weights")
-    parser.add_argument("--cost", type=Path, metavar="FILE", help="pipe: JSON [[samples, seconds per step], ...]")
+    parser.add_argument(
+        "--cost", type=Path, metavar="FILE", help="pipe, whole: JSON [[samples, seconds per step], ...]"
+    )
     parser.add_argument("--keep", type=float, metavar="P", help="pipe: probability that a run-ahead token is kept")
 
 
 def _add_lists(parser: argparse.ArgumentParser) -> None:
     """What is measured."""
     for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int, "tokens": int}.items():
-        users = {"methods": "spec, train", "tokens": "train"}.get(name, "spec")
+        users = {"methods": "spec, train, whole", "tokens": "train"}.get(name, "spec")
         more = " (1: without history, 2: with that of epoch 1)" if name == "epochs" else ""
         parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help=f"{users}: only these{more}")
     parser.add_argument("--hosts", type=_list(int), metavar="A,B", help="hosts: only so many")
@@ -120,7 +126,10 @@ def _add_lists(parser: argparse.ArgumentParser) -> None:
 def _add_runs(parser: argparse.ArgumentParser) -> None:
     """Of benchmarks that train, and of those that repeat."""
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="learn: the task (default: configs/quickstart.toml)"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="learn, whole: the task (default: configs/quickstart.toml; whole: configs/arithmetic.toml)",
     )
     parser.add_argument("--algorithms", type=_list(str), metavar="A,B", help="learn: only these")
     parser.add_argument("--seeds", type=int, metavar="N", help="learn: runs of each algorithm")
@@ -128,15 +137,16 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         "--rounds",
         type=int,
         metavar="N",
-        help="spec: measurements of each method; hosts: of each cell; peers, cluster: of each side",
+        help="spec: measurements of each method; hosts: of each cell; peers, cluster, whole: of each side",
     )
-    for name, what in (("workers", "connected workers"), ("samples", "samples a step")):
-        parser.add_argument(
-            f"--{name}", type=int, metavar="N", help=f"broker: only pauses of its event loop, with so many {what}"
-        )
+    pauses = "broker: only pauses of its event loop, with so many"
+    for name, what in (("workers", "connected workers; whole: simulate only so many"), ("samples", "samples a step")):
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{pauses} {what}")
     parser.add_argument("--shards", type=count, metavar="N", help="store: only ingest, of so many stores")
     parser.add_argument("--task", metavar="NAME", help="peers: quickstart (default) or long")
-    parser.add_argument("--steps", type=int, metavar="N", help="peers, cluster: training steps of each run")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="peers, cluster: training steps of each run; whole: of the simulation"
+    )
 
 
 def handle(arguments: argparse.Namespace) -> int:

@@ -7,8 +7,6 @@ interrupted and continued; delete a run's folder to repeat it.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +15,11 @@ from typing import Any
 
 import psutil
 
+from rhymed.bench.child import train
 from rhymed.bench.learn.variants import Variant, names, pairs
 from rhymed.config.load import load_config, load_run
-from rhymed.errors import RhymedError
 from rhymed.run.folder import layout_of_folder, read_evaluations, read_metrics
 from rhymed.run.totals import totals
-from rhymed.service.children import last_lines
 
 CONFIG = Path("configs/quickstart.toml")
 OUT = Path("runs/learn")
@@ -30,7 +27,6 @@ HELD_OUT = ("eval.every=14", "eval.samples=4")
 HELD_OUT_ROWS = 64
 QUICK = ("trainer.steps=2", "eval.every=0")
 GAIN = 0.3  # of the mean reward: a variant that gains less has not learned the quickstart's task
-LOOK_EVERY_S = 2.0
 
 Result = dict[str, Any]
 
@@ -82,23 +78,13 @@ def _inline(value: Any) -> str:
 
 def _train(folder: Path, config: Path, settings: Sequence[str]) -> tuple[float, float]:
     """(peak memory of the trainer in GiB, seconds of the run). Raises `RhymedError` if the run fails."""
-    own = [f"run.name={folder.name}", f"run.folder={folder.parent.resolve()}", "run.report=false", "net.http="]
-    command = [sys.executable, "-m", "rhymed", "run", str(config), "--plain"]
-    if (folder / "config.json").is_file():
-        command = [sys.executable, "-m", "rhymed", "run", "--resume", str(folder), "--plain"]
-    else:
-        command += [word for setting in [*own, *settings] for word in ("-o", setting)]
-    started, peak_gib, log = time.monotonic(), 0.0, folder.parent / f"{folder.name}.log"
-    with log.open("a") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
-        try:
-            while process.poll() is None:
-                peak_gib = max(peak_gib, _trainer_peak_gib(process.pid))
-                time.sleep(LOOK_EVERY_S)
-        except BaseException:
-            process.terminate()
-            raise
-    if process.returncode:
-        raise RhymedError("\n".join([f"{folder.name} failed; its output is in {log}", *last_lines(log)]))
+    started, peak_gib = time.monotonic(), 0.0
+
+    def look(pid: int) -> None:
+        nonlocal peak_gib
+        peak_gib = max(peak_gib, _trainer_peak_gib(pid))
+
+    train(folder, config, ("run.report=false", "net.http=", *settings), look)
     return peak_gib, time.monotonic() - started
 
 

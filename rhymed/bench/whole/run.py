@@ -1,0 +1,55 @@
+"""`rhymed bench whole`: plain synchronous training, then scheduling, drafts, both, and staleness 1, cumulative.
+
+`measured`: whole runs of a configuration on this machine, with the comparison of their samples. `simulated`: the same
+in virtual time with many engines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rhymed import atomic
+from rhymed.bench.whole.measured import QUICK, compared, measure, ratios, table
+from rhymed.bench.whole.simulated import simulate
+from rhymed.bench.whole.variants import VARIANTS
+from rhymed.errors import ConfigError
+
+CONFIG = Path("configs/arithmetic.toml")
+OUT = Path("runs/whole")
+PARTS = ("measured", "simulated")
+ENGINES = (32, 1024)
+
+
+def run(
+    quick: bool,
+    config: Path = CONFIG,
+    parts: Sequence[str] = PARTS,
+    methods: Sequence[str] | None = None,
+    rounds: int | None = None,
+    steps: int | None = None,
+    workers: int | None = None,
+    cost: Path | None = None,
+    out: Path = OUT,
+) -> dict[str, Any]:
+    """`methods`: names of variants. `steps`: of the simulation. `workers`: only so many engines of it. `out`: a
+    folder for the runs and `whole.json`; finished runs are not repeated."""
+    variants = [variant for variant in VARIANTS if not methods or variant.name in methods]
+    unknown = [*(set(methods or ()) - {variant.name for variant in VARIANTS}), *(set(parts) - set(PARTS))]
+    if unknown:
+        names = ", ".join(variant.name for variant in VARIANTS)
+        raise ConfigError(f"unknown: {', '.join(sorted(unknown))}; methods: {names}; parts: {', '.join(PARTS)}")
+    result: dict[str, Any] = {}
+    if "measured" in parts:
+        rows = measure(out, config, rounds or (1 if quick else 2), variants, QUICK if quick else ())
+        found, same = ratios(rows), compared(rows)
+        print("\n".join([*table(found), *(f"{name}: {text}" for name, text in same.items())]), flush=True)
+        result |= {"measured": rows, "ratios": found, "compared": same}
+    if "simulated" in parts:
+        engines = (workers,) if workers else (4,) if quick else ENGINES
+        result["simulated"] = simulate(engines, steps or (6 if quick else 12), variants, cost, 4 if quick else 16)
+    out.mkdir(parents=True, exist_ok=True)
+    atomic.write(out / "whole.json", json.dumps(result, indent=1) + "\n")
+    return result

@@ -1,0 +1,31 @@
+"""The rows of the table: what is switched on, one thing after the other, as in the paper's figure. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Variant(NamedTuple):
+    name: str
+    policy: str
+    drafts: bool
+    max_staleness: int = 0
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """For `rhymed run -o`."""
+        method = "history" if self.drafts else "none"
+        return (
+            f"schedule.policy={self.policy}",
+            f"drafts.method={method}",
+            f"schedule.max_staleness={self.max_staleness}",
+        )
+
+
+VARIANTS = (
+    Variant("plain", "fifo", False),
+    Variant("scheduling", "flow", False),
+    Variant("drafts", "fifo", True),
+    Variant("both", "flow", True),
+    Variant("staleness 1", "flow", True, 1),
+)
