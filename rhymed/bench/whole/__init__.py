@@ -1,1 +1,1 @@
-"""`rhymed bench whole`: what scheduling, drafts, both and staleness 1 gain over plain training, measured and simulated."""
+"""`rhymed bench whole`: what scheduling, drafts, both and staleness 1 gain over plain training."""
