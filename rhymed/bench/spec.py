@@ -9,7 +9,8 @@ our sampler; `ngram` and `suffix` are vLLM's own drafters with vLLM's own verifi
 55005); `aimd` is the RhymeRL paper's matching and draft lengths with our verification; `history` is HistoSpec;
 `siblings` is HistoSpec without history; `stock` is vLLM as it chooses to be (on a GPU with its second model runner);
 `again` has the requests' own responses as history, to show the speed when all drafts are right; `history+head` has
-the learned head of a run (`--model RUN`) beside history.
+the learned head of a run (`--model RUN`) beside history; `fixed-4` verifies up to 4 drafted tokens for each request,
+whatever they cost, to compare with what the budget chooses.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ METHODS = ("none", "keyed", "ngram", "suffix", "aimd", "history", "siblings", "a
 BASES = ("stock", "none", "keyed")  # the first of them that is measured is what others are compared with
 UNKEYED = ("stock", "none", "ngram", "suffix")  # with noise of vLLM's
 HEADED = "history+head"
+FIXED = {f"fixed-{tokens}": tokens for tokens in (1, 2, 4, 8, 16, 32)}
 GROUP = 8
 REQUESTS = {1: 6, 4: 16, 16: 48, 64: 144}  # by batch size
 WIDTH = 32
@@ -101,7 +103,7 @@ def _check(
 ) -> None:
     """Before engines are started."""
     for name, given, known in (
-        ("methods", methods, (*METHODS, "stock", HEADED)),
+        ("methods", methods, (*METHODS, "stock", HEADED, *FIXED)),
         ("batches", batches, tuple(REQUESTS)),
         ("epochs", epochs, (1, 2)),
     ):
@@ -125,9 +127,10 @@ def engine(workload: BenchWorkload, method: str, context: int, place: Place = Pl
     custom = {
         "method": "custom_class",
         "model": "rhymed.histospec.proposer.HistoSpec",
-        "num_speculative_tokens": WIDTH,
+        "num_speculative_tokens": FIXED.get(method, WIDTH),
     }
     settings = {"aimd": {"budget": "aimd", "matching": "paper"}, HEADED: {"head": str(workload.head or "")}}
+    settings |= {name: {"budget": "fixed"} for name in FIXED}
     arguments: dict[str, Any] = {
         "model": str(workload.model),
         "dtype": place.dtype,
