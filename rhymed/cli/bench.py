@@ -39,7 +39,8 @@ BENCHMARKS = {
     "agents": Benchmark("rhymed.bench.agents.run", ("parts", "trace", "arctic", "out")),
     "pipe": Benchmark("rhymed.bench.schedule", ("trace", "cost", "out", "keep")),
     "whole": Benchmark(
-        "rhymed.bench.whole.run", ("config", "parts", "methods", "rounds", "steps", "workers", "cost", "out")
+        "rhymed.bench.whole.run",
+        ("config", "parts", "methods", "rounds", "steps", "workers", "samples", "cost", "out"),
     ),
 }
 
@@ -140,7 +141,10 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         help="spec: measurements of each method; hosts: of each cell; peers, cluster, whole: of each side",
     )
     pauses = "broker: only pauses of its event loop, with so many"
-    for name, what in (("workers", "connected workers; whole: simulate only so many"), ("samples", "samples a step")):
+    for name, what in (
+        ("workers", "connected workers; whole: simulate only so many"),
+        ("samples", "samples a step; whole: of each engine"),
+    ):
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{pauses} {what}")
     parser.add_argument("--shards", type=count, metavar="N", help="store: only ingest, of so many stores")
     parser.add_argument("--task", metavar="NAME", help="peers: quickstart (default) or long")

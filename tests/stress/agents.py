@@ -1,8 +1,9 @@
-"""`python -m tests.stress.agents`: a run of samples in turns under fire, and what its tools wrote down.
+"""`python -m tests.stress.agents`: a run of samples in turns under fire, and what its tools or programs wrote down.
 
 A seeded series of faults hits every kind of process, those with tools included, while tools write each call to a file
 before they answer. It passes when no call of a tool that is not idempotent was made twice, every result that a sample
-has is the one that was recorded, every sample was trained once or dropped with a reason, and the store is sound.
+has is the one that was recorded, every sample was trained once or dropped with a reason, and the store is sound. With
+`--programs` samples are programs, and a program that is started again must be answered as the one before it was.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from rhymed.history.compare.audit import Audit, audit
 from rhymed.history.folder import open_folder
 from rhymed_store.integrity.verify import verify
 from rhymed_store.shards.folders import folders_of
-from tests.stress import command
-from tests.stress.calls import Made, judge, with_tools
+from tests.stress import calls, command, programs
 from tests.stress.faults import AGENTS, KINDS, STUCK_S, FaultInjector, FaultSchedule, Outcome
 from tests.stress.recovery import Throughput
 from tests.stress.run import LiveRun, Shape
@@ -71,32 +71,34 @@ def run(
     kinds: Sequence[str] = (*AGENTS, *OFTEN),
     out: Path | None = None,
     override: Sequence[str] = (),
+    of_programs: bool = False,
 ) -> dict[str, Any]:
-    """`kills`: faults. `every`: mean seconds between two. `out`: a folder that keeps the run."""
+    """`kills`: faults. `every`: mean seconds between two. `out`: a folder that keeps the run. `of_programs`: samples
+    are programs instead of turns with tools."""
     if unknown := set(kinds) - set(KINDS):
         raise ConfigError(f"--kinds {', '.join(sorted(unknown))}: there are {', '.join(KINDS)}")
     folder = out or Path(tempfile.mkdtemp(prefix="rhymed-agents-"))
-    shape = Shape(ENDLESS, 3, 2, prompts=120, settings=with_tools(folder), override=override)
+    settings = programs.with_programs(folder) if of_programs else calls.with_tools(folder)
+    shape = Shape(ENDLESS, 3, 2, prompts=120, settings=settings, override=override)
     faults = FaultSchedule(seed, kills or (36 if quick else 1000), every or 2.5, kinds)
     with LiveRun(shape.write(folder, "agents")) as live:
         outcome = asyncio.run(Siege(live, faults, Throughput([])).run())
-    result = _judge(folder, live, outcome)
+    with live.browse() as browse:
+        made = programs.judge(folder, browse) if of_programs else calls.judge(folder, browse)
+    result = _judge(live, outcome, made)
     if out is None and result["good"]:
         shutil.rmtree(folder)
     return result
 
 
-def _judge(folder: Path, live: LiveRun, outcome: Outcome) -> dict[str, Any]:
+def _judge(live: LiveRun, outcome: Outcome, made: calls.Made | programs.Told) -> dict[str, Any]:
     with open_folder(live.where.folder) as opened:
         audited = audit(opened)
-    with live.browse() as browse:
-        made = judge(folder, browse)
     unsound = [fault for store in folders_of(live.where.database) for fault in verify(store).findings]
     wrong = [*made.wrong, *audited.wrong, *(f"store: {fault}" for fault in unsound)]
     wrong += [f"the supervisor gave up: {said}" for said in outcome.gave_up]
     wrong += [f"{outcome.forgotten} acknowledged samples were lost"] if outcome.forgotten else []
     wrong += [] if audited.trained else ["nothing was trained"]
-    wrong += [] if made.calls["spend"] and made.calls["look"] else ["no tool was called"]
     counts = Counter(fault.kind for fault in outcome.faults)
     result = {
         "kills": len(outcome.faults),
@@ -112,28 +114,25 @@ def _judge(folder: Path, live: LiveRun, outcome: Outcome) -> dict[str, Any]:
         "good": not wrong,
         "folder": str(live.where.folder),
     }
-    _print(result, audited, made)
+    _print(result, audited, made.lines())
     return result
 
 
-def _print(result: dict[str, Any], audited: Audit, made: Made) -> None:
+def _print(result: dict[str, Any], audited: Audit, lines: Sequence[str]) -> None:
     print(f"\n{result['kills']} kills in {result['seconds']:.0f} s:")
     for kind, count in result["kinds"].items():
         print(f"  {kind:18} {count:5}")
     print(
         f"{audited.steps} steps, {audited.trained:,} samples trained, {audited.dropped} dropped,"
-        f" {result['acknowledged_lost']} acknowledged ones lost\n"
-        f"{made.samples:,} complete samples of {made.turns:,} turns; results of {made.calls['spend']:,} calls that"
-        f" must not be repeated and of {made.calls['look']:,} that may be\n"
-        f"{made.interrupted} calls were interrupted and not made again, {made.repeated} were made again,"
-        f" {made.unread} have no complete sample"
+        f" {result['acknowledged_lost']} acknowledged ones lost"
     )
+    print("\n".join(lines))
     for reason, count in audited.reasons.items():
         print(f"  dropped: {count} x {reason}")
     for fault in result["wrong"][:20]:
         print(f"wrong: {fault}")
     print(
-        "passed: no call was made twice that must not be, and every sample is accounted for"
+        "passed: nothing was done twice that must not be, and every sample is accounted for"
         if result["good"]
         else f"failed; see {result['folder']}"
     )
@@ -146,6 +145,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, metavar="N", help="of the series of faults")
     parser.add_argument(
         "--kinds", type=lambda text: text.split(","), metavar="A,B", help=f"only these, of {', '.join(KINDS)}"
+    )
+    parser.add_argument(
+        "--programs",
+        action="store_true",
+        dest="of_programs",
+        help="samples are programs, instead of turns with tools",
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the run here")
     add_override(parser)

@@ -96,6 +96,14 @@ class Made:
     def json(self) -> dict[str, Any]:
         return {**vars(self), "calls": dict(self.calls)}
 
+    def lines(self) -> list[str]:
+        return [
+            f"{self.samples:,} complete samples of {self.turns:,} turns; results of {self.calls['spend']:,} calls"
+            f" that must not be repeated and of {self.calls['look']:,} that may be",
+            f"{self.interrupted} calls were interrupted and not made again, {self.repeated} were made again,"
+            f" {self.unread} have no complete sample",
+        ]
+
 
 def judge(folder: Path, browse: Browse) -> Made:
     """`folder`: of the tools."""
@@ -109,6 +117,7 @@ def judge(folder: Path, browse: Browse) -> Made:
         for response in browse.responses(prompt):
             _check(response, logs, found, known)
     found.unread = len(logs["spend"].keys() - known)
+    found.wrong += [f"{name} was never called" for name in NAMES if not found.calls[name]]
     return found
 
 

@@ -45,7 +45,8 @@ LOOK_S = 0.2
 ASK_S = 1.0
 END_S = 60.0
 ROLES = ("store", "broker", "trainer", "rollout", "environment", "reward", "scorer", "tool", "engine")
-TOOLS = "rhymed_workers.environment.hosting.child"  # in the command line of the jail of a process with tools
+TOOLS = ("rhymed_workers.environment.hosting.child", "rhymed_workers.sessions.child")
+"""In the command line of the jail of a process with tools, or of a program."""
 ENGINE = "EngineCore"  # in the name of the process that vLLM starts for it
 
 
@@ -53,7 +54,7 @@ class Part(NamedTuple):
     """A process of the run."""
 
     pid: int
-    name: str  # e.g. rollout-0; a scoring process: scorer; one with tools: tool; vLLM's: engine
+    name: str  # e.g. rollout-0; a scoring process: scorer; one with tools, or a program: tool; vLLM's: engine
     role: str  # one of ROLES
 
 
@@ -296,7 +297,7 @@ def name_of(words: Sequence[str]) -> str:
     """A process's name from its command line, before or after it has set its title."""
     if "--name" in words[:-1]:
         return words[words.index("--name") + 1]
-    if any(TOOLS in word for word in words):
+    if any(name in word for word in words for name in TOOLS):
         return "tool"
     if any(word.startswith("rhymed_workers.") for word in words):
         return "scorer"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from rhymed.messages import Call
+from rhymed_store.inspect.browse import Browse
 from rhymed_workers.environment.actor import INTERRUPTED
-from tests.stress import agents, calls
+from tests.stress import agents, calls, programs
 
 
 @pytest.mark.slow
@@ -21,6 +24,31 @@ def test_whatever_dies_no_call_is_made_twice_that_must_not_be(tmp_path: Path) ->
     assert found["kills"] == 20
     assert found["dropped"] == 0
     assert {"environment", "tool", "rollout", "broker", "store"} <= found["kinds"].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_whatever_dies_the_next_program_of_a_sample_is_answered_as_the_one_before(tmp_path: Path) -> None:
+    found = agents.run(True, kills=16, seed=5, out=tmp_path / "run", of_programs=True)
+    assert found["wrong"] == [], found
+    assert found["kills"] == 16
+    assert found["dropped"] == 0
+    assert found["again"]
+
+
+def test_an_answer_that_differs_from_the_one_before_is_found(tmp_path: Path) -> None:
+    lines = [["0-ab-1", 0, "asked", "1 2"], ["0-ab-1", 0, "asked", "1 2"], ["0-ab-1", 1, "asked", "3"]]
+    lines.append(["0-ab-1", 1, "asked", "4"])
+    (tmp_path / "program.log").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    class Nothing:
+        def ids(self) -> list[str]:
+            return []
+
+    found = programs.judge(tmp_path, cast("Browse", Nothing()))
+    assert found.again == 2
+    assert found.wrong == ["call 1 of 0-ab-1 was answered in 2 ways", "no program was answered"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 
 from rhymed import atomic
 from rhymed.bench.whole.measured import QUICK, compared, measure, ratios, table
-from rhymed.bench.whole.simulated import simulate
+from rhymed.bench.whole.simulated import SAMPLES, simulate
 from rhymed.bench.whole.variants import VARIANTS
 from rhymed.errors import ConfigError
 
@@ -31,11 +31,13 @@ def run(
     rounds: int | None = None,
     steps: int | None = None,
     workers: int | None = None,
+    samples: int | None = None,
     cost: Path | None = None,
     out: Path = OUT,
 ) -> dict[str, Any]:
-    """`methods`: names of variants. `steps`: of the simulation. `workers`: only so many engines of it. `out`: a
-    folder for the runs and `whole.json`; finished runs are not repeated."""
+    """`methods`: names of variants. `steps`: of the simulation. `workers`: only so many engines of it. `samples`: of
+    each of them, per step. `out`: a folder for the runs and `whole.json`; finished runs are not repeated. Raises
+    `ConfigError`, and `RhymedError` if a run fails."""
     variants = [variant for variant in VARIANTS if not methods or variant.name in methods]
     unknown = [*(set(methods or ()) - {variant.name for variant in VARIANTS}), *(set(parts) - set(PARTS))]
     if unknown:
@@ -49,7 +51,9 @@ def run(
         result |= {"measured": rows, "ratios": found, "compared": same}
     if "simulated" in parts:
         engines = (workers,) if workers else (4,) if quick else ENGINES
-        result["simulated"] = simulate(engines, steps or (6 if quick else 12), variants, cost, 4 if quick else 16)
+        result["simulated"] = simulate(
+            engines, steps or (6 if quick else 12), variants, cost, samples or (64 if quick else SAMPLES)
+        )
     out.mkdir(parents=True, exist_ok=True)
     atomic.write(out / "whole.json", json.dumps(result, indent=1) + "\n")
     return result

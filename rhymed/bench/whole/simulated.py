@@ -21,20 +21,21 @@ from rhymed_broker.simulate.study import Mode, compare
 from rhymed_broker.simulate.workload import Shape, Synthetic
 
 EPOCH = 4  # steps
-PROMPTS = 16  # per engine and step, 16 samples each
+GROUP = 16
+SAMPLES = 256  # per engine and step
 SLOTS = 32
 
 Row = dict[str, Any]
 
 
 def simulate(
-    engines: Sequence[int], steps: int, variants: Sequence[Variant], cost: Path | None, prompts: int = PROMPTS
+    engines: Sequence[int], steps: int, variants: Sequence[Variant], cost: Path | None, samples: int = SAMPLES
 ) -> list[Row]:
-    """A row for each number of engines and variant. `prompts`: per engine and step."""
+    """A row for each number of engines and variant. `samples`: per engine and step."""
     rows: list[Row] = []
     for count in engines:
-        each = count * prompts
-        workload = Synthetic(Shape(prompts=EPOCH * each, prompts_per_step=each, steps=steps))
+        each = max(1, count * samples // GROUP)
+        workload = Synthetic(Shape(prompts=EPOCH * each, prompts_per_step=each, group_size=GROUP, steps=steps))
         cluster = Cluster(workers=count, slots=SLOTS)
         if cost is not None:
             cluster = replace(cluster, cost=Cost.read(cost))
