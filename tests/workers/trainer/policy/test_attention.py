@@ -34,12 +34,13 @@ def gradients(model: Any) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-@pytest.mark.parametrize(("chunk", "micro_tokens"), [(512, 4096), (8, 60)])
+@pytest.mark.parametrize(("chunk", "alone", "micro_tokens"), [(512, 64, 4096), (8, 64, 60), (8, 2, 4096)])
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_packed_sequences_are_separate(
-    kind: str, chunk: int, micro_tokens: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, chunk: int, alone: int, micro_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(masks, "CHUNK", chunk)
+    monkeypatch.setattr(masks, "ALONE", alone)
     model = build(kind)
     if kind == "mixtral":  # torch's product of experts knows no float64
         model.float()

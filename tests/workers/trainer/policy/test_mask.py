@@ -43,22 +43,24 @@ def test_the_function_is_that_of_separate_sequences(samples: list[Sequences], wi
         assert torch.equal(layout.dense(window), by_hand(batch, window))
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 7, 512])
+@pytest.mark.parametrize(("chunk", "alone"), [(1, 64), (3, 64), (7, 64), (512, 64), (512, 1), (7, 1), (3, 4)])
 @given(samples=groups(), window=windows)
-def test_blocks_cover_what_is_seen(chunk: int, samples: list[Sequences], window: int | None) -> None:
+def test_blocks_cover_what_is_seen(chunk: int, alone: int, samples: list[Sequences], window: int | None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masks, "CHUNK", chunk)
+        patch.setattr(masks, "ALONE", alone)
         for batch, layout in layouts(samples):
             found, queries = torch.zeros(batch.tokens, batch.tokens, dtype=torch.bool), []
             for block in layout.blocks(window):
                 first, last = block.queries
                 queries += list(range(first, last))
                 keys = [key for begin, end in block.keys for key in range(begin, end)]
-                if block.causal:
-                    assert keys == list(range(first, last))
-                    allowed = torch.ones(last - first, last - first, dtype=torch.bool).tril()
+                added = layout.additive(block, window, torch.float32)
+                if added is None:
+                    assert keys[block.before :] == list(range(first, last))
+                    allowed = torch.ones(len(keys), len(keys), dtype=torch.bool).tril()[block.before :]
                 else:
-                    allowed = layout.additive(block, window, torch.float32)[0, 0] == 0
+                    allowed = added[0, 0] == 0
                 assert allowed.any(-1).all()
                 found[first:last, keys] = allowed
             assert queries == list(range(batch.tokens))
@@ -99,11 +101,13 @@ def test_flex_attention_sees_what_is_seen(window: int | None) -> None:
     assert torch.allclose(found, expected, atol=1e-5)
 
 
-def test_long_rows_keep_no_mask() -> None:
+def test_long_rows_keep_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "ALONE", 1000)
     ((batch, layout),) = layouts(drawn([700], [900, 800, 600]), 4096)
+    assert sum(block.before is None for block in layout.blocks()) == 5
     for block in layout.blocks():
-        if not block.causal:
-            made = layout.additive(block, None, torch.float32)
+        made = layout.additive(block, None, torch.float32)
+        if made is not None:
             assert made.shape[2] <= masks.CHUNK
             assert made.shape[3] <= 700 + 900 + masks.CHUNK
     assert not layout._masks

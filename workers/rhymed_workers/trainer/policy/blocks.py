@@ -1,7 +1,9 @@
 """Attention on a processor: block by block with torch's flash kernel, linear in memory, with its gradient.
 
 A block's queries meet only the keys that they see (`mask.Layout.blocks`). torch's own function for whole rows needs a
-mask of T x T as soon as rows share a prompt or have a window. Knows no models.
+mask of T x T as soon as rows share a prompt or have a window. The kernel's causal form wants as many queries as keys.
+A response behind its prompt asks the prompt's queries again and drops what they find: less than a mask costs.
+Knows no models.
 
 Axes of tensors: (1, heads, T, head size).
 """
@@ -29,12 +31,17 @@ class BlockAttention(torch.autograd.Function):
         output = torch.empty_like(query)
         sums = []
         for block in layout.blocks(window):
-            queries = slice(*block.queries)
             keys, values = _gather(key, block), _gather(value, block)
-            mask = None if block.causal else layout.additive(block, window, query.dtype)
-            output[:, :, queries], logsumexp = forward_kernel(
-                query[:, :, queries], keys, values, 0.0, block.causal, attn_mask=mask, scale=scale
+            found, logsumexp = forward_kernel(
+                _queries(query, block),
+                keys,
+                values,
+                0.0,
+                block.before is not None,
+                attn_mask=layout.additive(block, window, query.dtype),
+                scale=scale,
             )
+            output[:, :, slice(*block.queries)] = found[:, :, block.before or 0 :]
             sums.append(logsumexp)
         ctx.save_for_backward(query, key, value, output, *sums)
         ctx.layout, ctx.window, ctx.scale = layout, window, scale
@@ -48,23 +55,32 @@ class BlockAttention(torch.autograd.Function):
         by_query = torch.empty_like(query)
         by_key, by_value = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
         for block, logsumexp in zip(ctx.layout.blocks(ctx.window), sums, strict=True):
-            queries = slice(*block.queries)
-            mask = None if block.causal else ctx.layout.additive(block, ctx.window, query.dtype)
-            by_query[:, :, queries], keys, values = backward_kernel(
-                gradient[:, :, queries],
-                query[:, :, queries],
+            queries, keys, values = backward_kernel(
+                _behind(gradient, block),
+                _queries(query, block),
                 _gather(key, block),
                 _gather(value, block),
-                output[:, :, queries],
+                _behind(output, block),
                 logsumexp,
                 0.0,
-                block.causal,
-                attn_mask=mask,
+                block.before is not None,
+                attn_mask=ctx.layout.additive(block, ctx.window, query.dtype),
                 scale=ctx.scale,
             )
+            by_query[:, :, slice(*block.queries)] = queries[:, :, block.before or 0 :]
             _scatter(by_key, keys, block)
             _scatter(by_value, values, block)
         return by_query, by_key.to(key.dtype), by_value.to(value.dtype), None, None, None
+
+
+def _queries(query: Tensor, block: Block) -> Tensor:
+    return _gather(query, block) if block.before else query[:, :, slice(*block.queries)]
+
+
+def _behind(tensor: Tensor, block: Block) -> Tensor:
+    """Of the queries, behind zeros for those before them: what they find has no gradient."""
+    own = tensor[:, :, slice(*block.queries)]
+    return torch.nn.functional.pad(own, (0, 0, block.before, 0)) if block.before else own
 
 
 def _gather(tensor: Tensor, block: Block) -> Tensor:

@@ -21,6 +21,9 @@ from rhymed_workers.trainer.policy.packing import MicroBatch
 CHUNK = 512
 """Query tokens of a block: its mask is small against a row's, and half a chunk of products per query is masked."""
 
+ALONE = 64
+"""Tokens of a response, at least, for a block of its own: a call of the kernel costs as much as a small block."""
+
 Sees = Callable[[Any, Any, Any, Any], Tensor]
 """(sequence, head, query index, key index) -> bool, elementwise, as FlexAttention calls it. It uses the last two."""
 
@@ -30,7 +33,7 @@ class Block(NamedTuple):
 
     queries: tuple[int, int]
     keys: tuple[tuple[int, int], ...]  # one or two ranges
-    causal: bool  # keys = queries, and each sees all before it: no mask is needed
+    before: int | None  # keys before the queries, which all else are: causal, without a mask. None: it needs one
 
 
 class Sequenced(NamedTuple):
@@ -80,8 +83,10 @@ class Layout:
             self._blocks[window] = [block for bound in self.bounds for block in _blocks(bound, window)]
         return self._blocks[window]
 
-    def additive(self, block: Block, window: int | None, dtype: torch.dtype) -> Tensor:
-        """(1, 1, Q, K) added to the scores of a block that is not causal: 0 or minus infinity."""
+    def additive(self, block: Block, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """(1, 1, Q, K) added to the scores: 0 or minus infinity. None if the block is causal."""
+        if block.before is not None:
+            return None
         name = (block, window, dtype)
         if name in self._masks:
             return self._masks[name]
@@ -109,24 +114,50 @@ class Layout:
 
 
 def _blocks(bound: tuple[int, ...], window: int | None) -> Iterator[Block]:
+    if window is not None:
+        yield from _windowed(bound, window)
+        return
+    start, prompt = bound[:2]
+    begun = start  # of what has no block yet
+    for first, last in itertools.pairwise(bound[1:]):
+        if last - first >= max(ALONE, prompt - start):
+            if begun == start and prompt == first:  # prompt and response are one causal sequence
+                yield Block((start, last), ((start, last),), 0)
+            else:
+                yield from _together(bound, begun, first)
+                yield Block((first, last), _joined((start, prompt), (first, last)), prompt - start)
+            begun = last
+    yield from _together(bound, begun, bound[-1])
+
+
+def _together(bound: tuple[int, ...], begun: int, end: int) -> Iterator[Block]:
+    """Adjacent short responses, behind the prompt if `begun` is the row's start."""
     start, prompt, *ends = bound
-    responses = list(itertools.pairwise(bound[1:]))
-    if bound[-1] - start <= CHUNK:
-        yield Block((start, bound[-1]), ((start, bound[-1]),), len(responses) == 1 and window is None)
-    elif window is not None:
-        for at, end in _chunks(start, prompt):
-            yield Block((at, end), ((max(start, at - window + 1), end),), False)
-        for first, last in responses:
-            for at, end in _chunks(first, last):
-                before = min(prompt, max(start, prompt + at - first - window + 1)), prompt
-                yield Block((at, end), _joined(before, (max(first, at - window + 1), end)), False)
-    elif len(responses) == 1:  # prompt and response are one causal sequence
-        yield Block((start, ends[0]), ((start, ends[0]),), True)
+    if begun == end:
+        return
+    if begun == start and (end == prompt or end == ends[0]):
+        yield Block((start, end), ((start, end),), 0)
+    elif begun == start and end - start <= CHUNK:
+        yield Block((start, end), ((start, end),), None)
     else:
-        yield Block((start, prompt), ((start, prompt),), True)
-        for at, end in _chunks(prompt, ends[-1]):
-            begin = max(first for first, _ in responses if first <= at)
-            yield Block((at, end), _joined((start, prompt), (begin, end)), False)
+        if begun == start:
+            yield Block((start, prompt), ((start, prompt),), 0)
+        for at, last in _chunks(max(begun, prompt), end):
+            begin = max(first for first in bound[1:-1] if first <= at)
+            yield Block((at, last), _joined((start, prompt), (begin, last)), None)
+
+
+def _windowed(bound: tuple[int, ...], window: int) -> Iterator[Block]:
+    start, prompt = bound[:2]
+    if bound[-1] - start <= CHUNK:
+        yield Block((start, bound[-1]), ((start, bound[-1]),), None)
+        return
+    for at, end in _chunks(start, prompt):
+        yield Block((at, end), ((max(start, at - window + 1), end),), None)
+    for first, last in itertools.pairwise(bound[1:]):
+        for at, end in _chunks(first, last):
+            before = min(prompt, max(start, prompt + at - first - window + 1)), prompt
+            yield Block((at, end), _joined(before, (max(first, at - window + 1), end)), None)
 
 
 def _chunks(first: int, last: int) -> Iterator[tuple[int, int]]:
