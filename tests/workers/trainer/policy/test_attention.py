@@ -17,7 +17,7 @@ from rhymed_workers.trainer.policy.policy import Policy
 from tests.workers.trainer.policy.models import KINDS, build
 from tests.workers.trainer.policy.samples import drawn
 
-SAMPLES = drawn([5, 17, 1], [9, 20, 3, 1, 31, 2, 12, 26])
+SAMPLES = drawn([5, 17, 1], [9, 20, 3, 1, 31, 2, 12, 26]) + drawn([5, 1], [4, 20, 3, 30], 1, common=20)
 
 
 def separate(model: Any, samples: list[Sequences], temperature: float) -> Tensor:

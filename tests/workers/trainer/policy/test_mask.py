@@ -22,10 +22,10 @@ windows = st.none() | st.integers(1, 12)
 
 def by_hand(batch: MicroBatch, window: int | None) -> Tensor:
     seen = torch.zeros(batch.tokens, batch.tokens, dtype=torch.bool)
-    for bound in batch.bounds:
+    for bound, prefix in zip(batch.bounds, batch.prefixes, strict=True):
         for first, last in itertools.pairwise(bound):
             own = list(range(first, last))
-            before = [] if first == bound[0] else list(range(bound[0], bound[1]))
+            before = list(range(*prefix)) + ([] if first == bound[0] else list(range(bound[0], bound[1])))
             for query in own:
                 past = [*before, *own[: query - first + 1]]
                 seen[query, past[-window:] if window else past] = True
@@ -82,15 +82,17 @@ def test_flash_kernels_get_what_is_seen(samples: list[Sequences]) -> None:
             assert last - first <= plan.longest_query
             assert end - begin <= plan.longest_key
         assert torch.equal(found, layout.dense())
-        assert (plan.keys_K is None) == all(len(bound) == 3 for bound in batch.bounds)
+        alone = all(len(bound) == 3 for bound in batch.bounds)
+        assert (plan.keys_K is None) == (alone and not any(last for _, last in batch.prefixes))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("common", [0, 30])
 @pytest.mark.parametrize("window", [None, 70])
-def test_flex_attention_sees_what_is_seen(window: int | None) -> None:
+def test_flex_attention_sees_what_is_seen(window: int | None, common: int) -> None:
     from torch.nn.attention.flex_attention import create_mask, flex_attention
 
-    ((batch, layout),) = layouts(drawn([40, 90], [50, 120, 3, 60, 1]), 4096)
+    ((batch, layout),) = layouts(drawn([40, 90], [50, 120, 3, 60, 1], common=common), 4096)
     assert torch.equal(
         create_mask(layout.sees(window), 1, 1, batch.tokens, batch.tokens, "cpu")[0, 0], layout.dense(window)
     )

@@ -12,9 +12,13 @@ from tests.workers.trainer.policy.samples import groups
 
 def context(batch: MicroBatch, place: int) -> list[int]:
     """Tokens that the position sees, itself included, in the order of their positions."""
-    (bound,) = [bound for bound in batch.bounds if bound[0] <= place < bound[-1]]
+    ((bound, prefix),) = [
+        (bound, prefix)
+        for bound, prefix in zip(batch.bounds, batch.prefixes, strict=True)
+        if bound[0] <= place < bound[-1]
+    ]
     own = max(first for first in bound if first <= place)
-    seen = [*range(bound[0], min(bound[1], place + 1)), *range(max(own, bound[1]), place + 1)]
+    seen = [*range(*prefix), *range(bound[0], min(bound[1], place + 1)), *range(max(own, bound[1]), place + 1)]
     assert batch.positions_T[seen].tolist() == list(range(len(seen)))
     return batch.tokens_T[seen].tolist()
 
@@ -70,6 +74,17 @@ def test_siblings_share_their_prompt() -> None:
     (batch,) = micro_batches(samples, range(8), 4096)
     assert batch.tokens == 60 + 8 * 30
     assert batch.bounds == ((0, *range(60, 301, 30)),)
+
+
+def test_prompts_share_their_beginning_but_not_their_last_token() -> None:
+    system = np.arange(1, 31)
+    prompts = [np.append(system, own) for own in ([40, 41], [40, 42, 43], [])] + [np.arange(50, 55)] * 2
+    samples = [Sequences(prompt, np.arange(number + 1)) for number, prompt in enumerate(prompts)]
+    (batch,) = micro_batches(samples, range(5), 4096)
+    assert batch.tokens == 29 + (3 + 1) + (4 + 2) + (1 + 3) + (5 + 4 + 5)
+    rows = dict(zip(batch.bounds, batch.prefixes, strict=True))
+    assert sorted(last - first for first, last in rows.values()) == [0, 0, 29, 29, 29]
+    assert {prefix for prefix in rows.values() if prefix != (0, 0)} == {bound for bound in rows if len(bound) == 2}
 
 
 def test_nothing_gives_nothing() -> None:

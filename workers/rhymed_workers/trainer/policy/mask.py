@@ -1,7 +1,7 @@
 """Who sees whom in a micro-batch: one function, and the forms in which attention kernels want it.
 
-A token sees the tokens before it in its own response and in its row's prompt; with a sliding window, only those fewer
-than `window` positions back. Knows neither models nor kernels.
+A token sees the tokens before it in its own response and in its row's prompt, which may begin in another row; with a
+sliding window, only those fewer than `window` positions back. Knows neither models nor kernels.
 
 Axes: T tokens of the micro-batch, Q and K query and key tokens of one block.
 """
@@ -9,7 +9,7 @@ Axes: T tokens of the micro-batch, Q and K query and key tokens of one block.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,9 @@ CHUNK = 512
 ALONE = 64
 """Tokens of a response, at least, for a block of its own: a call of the kernel costs as much as a small block."""
 
+Range = tuple[int, int]
+"""Of indices in T."""
+
 Sees = Callable[[Any, Any, Any, Any], Tensor]
 """(sequence, head, query index, key index) -> bool, elementwise, as FlexAttention calls it. It uses the last two."""
 
@@ -31,8 +34,8 @@ Sees = Callable[[Any, Any, Any, Any], Tensor]
 class Block(NamedTuple):
     """Queries of one row and all keys that one of them sees. Indices in T."""
 
-    queries: tuple[int, int]
-    keys: tuple[tuple[int, int], ...]  # one or two ranges
+    queries: Range
+    keys: tuple[Range, ...]  # up to three ranges
     before: int | None  # keys before the queries, which all else are: causal, without a mask. None: it needs one
 
 
@@ -50,13 +53,14 @@ class Layout:
     """A micro-batch's rows on a device. What is made of it is kept, because all layers ask for the same."""
 
     def __init__(self, batch: MicroBatch, device: torch.device) -> None:
-        self.bounds, self.device = batch.bounds, device
+        self.bounds, self.prefixes, self.device = batch.bounds, batch.prefixes, device
         self.calls = 0  # of the attention function
         self.longest = int(batch.positions_T.max()) + 1  # tokens of the longest sequence
         segments = [np.repeat(np.arange(len(bound) - 1), np.diff(bound)) for bound in batch.bounds]
         rows = np.repeat(np.arange(len(segments)), [len(segment) for segment in segments])
-        both_2T = torch.from_numpy(np.stack([rows, np.concatenate(segments), batch.positions_T])).to(device)
-        self._row_T, self._segment_T, self._position_T = both_2T
+        first_T, last_T = np.array(batch.prefixes)[rows].T
+        every_T = np.stack([rows, np.concatenate(segments), batch.positions_T, first_T, last_T])
+        self._row_T, self._segment_T, self._position_T, *self._prefix_T = torch.from_numpy(every_T).to(device)
         self._masks: dict[tuple[Block, int | None, torch.dtype], Tensor] = {}
         self._blocks: dict[int | None, list[Block]] = {}
         self._flex: dict[int | None, Any] = {}
@@ -64,10 +68,12 @@ class Layout:
 
     def sees(self, window: int | None = None) -> Sees:
         row_T, segment_T, position_T = self._row_T, self._segment_T, self._position_T
+        first_T, last_T = self._prefix_T
 
         def mask(batch: Any, head: Any, query: Any, key: Any) -> Tensor:
             own = (segment_T[key] == 0) | (segment_T[key] == segment_T[query])
             seen: Tensor = (row_T[query] == row_T[key]) & own & (key <= query)
+            seen = seen | ((key >= first_T[query]) & (key < last_T[query]))
             return seen if window is None else seen & (position_T[query] - position_T[key] < window)
 
         return mask
@@ -80,7 +86,8 @@ class Layout:
     def blocks(self, window: int | None = None) -> list[Block]:
         """Every query once. A row of up to `CHUNK` tokens is one block."""
         if window not in self._blocks:
-            self._blocks[window] = [block for bound in self.bounds for block in _blocks(bound, window)]
+            rows = zip(self.bounds, self.prefixes, strict=True)
+            self._blocks[window] = [block for bound, prefix in rows for block in _blocks(bound, prefix, window)]
         return self._blocks[window]
 
     def additive(self, block: Block, window: int | None, dtype: torch.dtype) -> Tensor | None:
@@ -109,78 +116,101 @@ class Layout:
 
     def sequenced(self) -> Sequenced:
         if self._sequenced is None:
-            self._sequenced = _sequenced(self.bounds, self.device)
+            self._sequenced = _sequenced(self.bounds, self.prefixes, self.device)
         return self._sequenced
 
 
-def _blocks(bound: tuple[int, ...], window: int | None) -> Iterator[Block]:
+def _blocks(bound: tuple[int, ...], prefix: Range, window: int | None) -> Iterator[Block]:
     if window is not None:
-        yield from _windowed(bound, window)
+        yield from _windowed(bound, prefix, window)
         return
     start, prompt = bound[:2]
-    begun = start  # of what has no block yet
+    shared, begun = prefix[1] - prefix[0], start  # `begun`: of what has no block yet
     for first, last in itertools.pairwise(bound[1:]):
-        if last - first >= max(ALONE, prompt - start):
-            if begun == start and prompt == first:  # prompt and response are one causal sequence
-                yield Block((start, last), ((start, last),), 0)
+        if last - first >= max(ALONE, shared + prompt - start):
+            if begun == start and prompt == first:  # the rest of the prompt and the response are one causal sequence
+                yield Block((start, last), _joined(prefix, (start, last)), shared)
             else:
-                yield from _together(bound, begun, first)
-                yield Block((first, last), _joined((start, prompt), (first, last)), prompt - start)
+                yield from _together(bound, prefix, begun, first)
+                yield Block((first, last), _joined(prefix, (start, prompt), (first, last)), shared + prompt - start)
             begun = last
-    yield from _together(bound, begun, bound[-1])
+    yield from _together(bound, prefix, begun, bound[-1])
 
 
-def _together(bound: tuple[int, ...], begun: int, end: int) -> Iterator[Block]:
+def _together(bound: tuple[int, ...], prefix: Range, begun: int, end: int) -> Iterator[Block]:
     """Adjacent short responses, behind the prompt if `begun` is the row's start."""
-    start, prompt, *ends = bound
+    start, prompt = bound[:2]
     if begun == end:
         return
-    if begun == start and (end == prompt or end == ends[0]):
+    if begun == start and end in bound[1:3] and prefix[0] == prefix[1]:
         yield Block((start, end), ((start, end),), 0)
     elif begun == start and end - start <= CHUNK:
-        yield Block((start, end), ((start, end),), None)
+        yield Block((start, end), _joined(prefix, (start, end)), None)
     else:
         if begun == start:
-            yield Block((start, prompt), ((start, prompt),), 0)
+            yield from _prompt((start, prompt), prefix)
         for at, last in _chunks(max(begun, prompt), end):
             begin = max(first for first in bound[1:-1] if first <= at)
-            yield Block((at, last), _joined((start, prompt), (begin, last)), None)
+            yield Block((at, last), _joined(prefix, (start, prompt), (begin, last)), None)
 
 
-def _windowed(bound: tuple[int, ...], window: int) -> Iterator[Block]:
+def _prompt(own: Range, prefix: Range) -> Iterator[Block]:
+    """What follows the prefix: behind a longer one, a mask is less work."""
+    shared = prefix[1] - prefix[0]
+    if own[1] - own[0] >= shared:
+        yield Block(own, _joined(prefix, own), shared)
+        return
+    for at, last in _chunks(*own):
+        yield Block((at, last), _joined(prefix, (own[0], last)), None)
+
+
+def _windowed(bound: tuple[int, ...], prefix: Range, window: int) -> Iterator[Block]:
     start, prompt = bound[:2]
+
+    def within(position: int) -> Range:
+        """Of the prefix, for queries from this position in the row on."""
+        return min(prefix[1], max(prefix[0], prefix[1] + position - window + 1)), prefix[1]
+
     if bound[-1] - start <= CHUNK:
-        yield Block((start, bound[-1]), ((start, bound[-1]),), None)
+        yield Block((start, bound[-1]), _joined(within(0), (start, bound[-1])), None)
         return
     for at, end in _chunks(start, prompt):
-        yield Block((at, end), ((max(start, at - window + 1), end),), None)
+        yield Block((at, end), _joined(within(at - start), (max(start, at - window + 1), end)), None)
     for first, last in itertools.pairwise(bound[1:]):
         for at, end in _chunks(first, last):
-            before = min(prompt, max(start, prompt + at - first - window + 1)), prompt
-            yield Block((at, end), _joined(before, (max(first, at - window + 1), end)), None)
+            position = prompt + at - first
+            before = min(prompt, max(start, position - window + 1)), prompt
+            own = max(first, at - window + 1), end
+            yield Block((at, end), _joined(within(position - start), before, own), None)
 
 
-def _chunks(first: int, last: int) -> Iterator[tuple[int, int]]:
+def _chunks(first: int, last: int) -> Iterator[Range]:
     return ((at, min(at + CHUNK, last)) for at in range(first, last, CHUNK))
 
 
-def _joined(prompt: tuple[int, int], own: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-    if prompt[0] == prompt[1]:
-        return (own,)
-    return ((prompt[0], own[1]),) if prompt[1] == own[0] else (prompt, own)
+def _joined(*ranges: Range) -> tuple[Range, ...]:
+    """Without empty ones, and adjacent ones as one."""
+    found: list[Range] = []
+    for first, last in ranges:
+        if found and found[-1][1] == first:
+            found[-1] = found[-1][0], last
+        elif first < last:
+            found.append((first, last))
+    return tuple(found)
 
 
-def _sequenced(bounds: tuple[tuple[int, ...], ...], device: torch.device) -> Sequenced:
+def _sequenced(bounds: Sequence[tuple[int, ...]], prefixes: Sequence[Range], device: torch.device) -> Sequenced:
     queries, keys = [], []
-    for bound in bounds:
-        start, prompt, *ends = bound
-        if len(ends) == 1:  # prompt and response are one causal sequence
-            queries.append(ends[0] - start)
-            keys.append(np.arange(start, ends[0]))
+    for (start, prompt, *ends), prefix in zip(bounds, prefixes, strict=True):
+        before = np.arange(*prefix)
+        if len(ends) <= 1:  # prompt and response are one causal sequence
+            last = ends[0] if ends else prompt
+            queries.append(last - start)
+            keys.append(np.r_[before, start:last])
             continue
-        queries += [prompt - start, *np.diff(bound[1:]).tolist()]
-        keys.append(np.arange(start, prompt))
-        keys += [np.r_[start:prompt, first:last] for first, last in itertools.pairwise(bound[1:])]
+        queries += np.diff([start, prompt, *ends]).tolist()
+        keys.append(np.r_[before, start:prompt])
+        keys += [np.r_[before, start:prompt, first:last] for first, last in itertools.pairwise([prompt, *ends])]
     lengths = [len(key) for key in keys]
     starts = np.cumsum([[0, *queries], [0, *lengths]], axis=1, dtype=np.int32)
     query_starts, key_starts = torch.from_numpy(starts).to(device)

@@ -2,7 +2,8 @@
 
 A row is a prompt followed by several responses to it, so the prompt is computed once for all of them. Each response
 attends to the prompt and itself, not to its siblings, and its positions continue the prompt's: the outputs are those
-of separate sequences. The rows of a micro-batch lie end to end, without padding.
+of separate sequences. The rows of a micro-batch lie end to end, without padding. Where several of its prompts begin
+alike (a system prompt, the description of tools), their common beginning is a row of its own, which they see.
 
 A sample is one sequence, or several if its conversation was rewritten. Where a loss needs whole samples (`whole`), a
 sample's sequences are in one micro-batch.
@@ -20,6 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+
+SHARED = 16
+"""Tokens, at least, with which prompts begin alike to share them: each shared beginning is more attention blocks."""
 
 
 class Sequences(NamedTuple):
@@ -66,6 +70,9 @@ class MicroBatch:
     tokens_T: Ints
     positions_T: Ints  # of a token in its own sequence: prompt and response
     bounds: tuple[tuple[int, ...], ...]  # of each row, in T: its start, the end of its prompt, of its responses
+    prefixes: tuple[
+        tuple[int, int], ...
+    ]  # of each row, in T: the beginning of its prompt in a row before it; or empty
     predictor_N: Ints  # index in T of the token that predicts this response token
     target_N: Ints  # the response token
     flat_N: Ints  # its index among the learned tokens of all samples, sample after sample
@@ -137,35 +144,66 @@ def _sample(sequences: Sequence[Sequences], number: int) -> int:
 
 
 def _lay_out(group: list[PackedRow], sequences: Sequence[Sequences], starts: Ints) -> MicroBatch:
-    tokens, positions, bounds = [], [], []
+    tokens, positions = list[Ints](), list[Ints]()
+    bounds, prefixes = list[tuple[int, ...]](), list[tuple[int, int]]()
     predictors, targets, flat, numbers = [], [], [], []
     at = 0
-    for row in group:
-        length = len(row.prompt)
-        bound = [at, at + length]
-        tokens.append(np.asarray(row.prompt, np.int64))
-        positions.append(np.arange(length))
-        for number in row.sequences:
-            sequence = sequences[number]
-            response = np.asarray(sequence.response, np.int64)
-            first, count = bound[-1], len(response)
-            tokens.append(response)
-            positions.append(np.arange(length, length + count))
-            own = slice(None) if sequence.learned is None else sequence.learned
-            predictors.append(np.concatenate([[at + length - 1], np.arange(first, first + count - 1)])[own])
-            targets.append(response[own])
-            flat.append(np.arange(starts[number], starts[number + 1]))
-            numbers.append(np.full(sequence.size, _sample(sequences, number)))
-            bound.append(first + count)
-        bounds.append(tuple(bound))
-        at = bound[-1]
+
+    def put(some: NDArray[Any], position: int) -> int:
+        """Returns where they end."""
+        tokens.append(np.asarray(some, np.int64))
+        positions.append(np.arange(position, position + len(some)))
+        return at + len(some)
+
+    for shared, rows in _alike(group):
+        prefix = at, at + shared
+        if shared:
+            bounds.append((at, put(rows[0].prompt[:shared], 0)))
+            prefixes.append((0, 0))
+            at = prefix[1]
+        for row in rows:
+            start, length = at, len(row.prompt)
+            at = put(row.prompt[shared:], shared)
+            bound = [start, at]
+            for number in row.sequences:
+                sequence, first = sequences[number], at
+                at = put(sequence.response, length)
+                own = slice(None) if sequence.learned is None else sequence.learned
+                predictors.append(np.concatenate([[bound[1] - 1], np.arange(first, at - 1)])[own])
+                targets.append(tokens[-1][own])
+                flat.append(np.arange(starts[number], starts[number + 1]))
+                numbers.append(np.full(sequence.size, _sample(sequences, number)))
+                bound.append(at)
+            bounds.append(tuple(bound))
+            prefixes.append(prefix if shared else (0, 0))
     return MicroBatch(
         np.concatenate(tokens),
         np.concatenate(positions),
         tuple(bounds),
+        tuple(prefixes),
         np.concatenate(predictors),
         np.concatenate(targets),
         np.concatenate(flat),
         np.concatenate(numbers),
-        tuple(number for row in group for number in row.sequences),
+        tuple(number for _, rows in _alike(group) for row in rows for number in row.sequences),
     )
+
+
+def _alike(group: Sequence[PackedRow]) -> list[tuple[int, list[PackedRow]]]:
+    """Rows whose prompts begin alike, and how many tokens they share. Each keeps the last token of its prompt."""
+    found: dict[tuple[int, ...], list[PackedRow]] = {}
+    for number, row in enumerate(group):
+        long = len(row.prompt) > SHARED
+        found.setdefault(tuple(row.prompt[:SHARED].tolist()) if long else (number,), []).append(row)
+    return [(_shared([row.prompt for row in rows]), rows) for rows in found.values()]
+
+
+def _shared(prompts: Sequence[NDArray[Any]]) -> int:
+    """Tokens with which all begin, without the last of the shortest; 0 if there is nobody to share them with."""
+    if len(prompts) == 1:
+        return 0
+    first, shared = prompts[0], min(map(len, prompts)) - 1
+    for prompt in prompts[1:]:
+        differ = np.flatnonzero(prompt[:shared] != first[:shared])
+        shared = int(differ[0]) if len(differ) else shared
+    return shared
