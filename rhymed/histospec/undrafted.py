@@ -9,10 +9,12 @@ it computes, so nothing is replaced there.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch  # it reads its environment when it is imported, and an engine's is set later than this module is
 
 
 def install(runner: Any) -> None:
@@ -25,6 +27,7 @@ def install(runner: Any) -> None:
 
 
 def _known(original: Any) -> Any:
+    import torch
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
     @functools.lru_cache(maxsize=256)
