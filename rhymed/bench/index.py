@@ -12,6 +12,7 @@ folder that contains `arctic_inference/suffix_decoding` as `--arctic FOLDER`:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from rhymed.bench.policy.arctic import has_arctic
 from rhymed.bench.replay import ArcticDrafter, IndexDrafter, Score, replay
-from rhymed.bench.traces import Trace, load, record, synthetic
+from rhymed.bench.traces import Response, Trace, load, record, synthetic
 from rhymed.histospec.drafts.calibration import Calibration
 from rhymed.histospec.drafts.trust import Trust
 from rhymed.histospec.drafts.types import Matching
@@ -32,8 +33,8 @@ KNOBS = ((1.0, 0.1), (1.0, 0.5), (2.0, 0.1), (2.0, 0.5), (4.0, 0.1), (4.0, 0.3),
 def run(
     quick: bool, trace: Path | None = None, arctic: Path | None = None, model: Path | None = None
 ) -> dict[str, Any]:
-    """Tokens per forward, verified and accepted tokens, seconds and bytes, of both sides. Replays a recorded trace,
-    or responses of a model (a folder), or synthetic text."""
+    """Tokens per forward, verified and accepted tokens, seconds and bytes, of both sides. Replays a run or a
+    recorded trace, or responses of a model (a folder), or synthetic text."""
     prompts = 8 if quick else 32
     recorded = load(trace) if trace else record(model, prompts) if model else synthetic(prompts)
     result: dict[str, Any] = {"trace": str(trace or model or "synthetic"), "epochs": recorded.epochs}
@@ -44,7 +45,13 @@ def run(
     paper = {"orders": (7, 3), **_learn(recorded, backoff=True, orders=(7, 3))}
     result["index"] = [_measure_index(recorded, floor, **learned) for floor in floors]
     result["paper"] = [_measure_index(recorded, floor, backoff=True, **paper) for floor in floors]
+    result["alone"] = [_measure_index(recorded, floor, recent=0, **_learn(recorded, recent=0)) for floor in floors]
     _print("index, by least survival", result["index"])
+    _print("the same without responses of other prompts", result["alone"])
+    result["first"] = [_measure_index(recorded, floor, recorded.epochs[0]) for floor in floors]
+    result["first_alone"] = [_measure_index(recorded, floor, recorded.epochs[0], recent=0) for floor in floors]
+    _print("the first epoch", result["first"])
+    _print("the first epoch without responses of other prompts", result["first_alone"])
     _print("the paper's matching (7 tokens, backing off to 3; the last epoch only)", result["paper"])
     result["reliability"] = _reliability(recorded, **learned)
     if not has_arctic(arctic):
@@ -72,21 +79,24 @@ def _learn(trace: Trace, backoff: bool = False, **options: Any) -> dict[str, Any
     return learned
 
 
-def _measure_index(trace: Trace, floor: float, backoff: bool = False, **options: Any) -> dict[str, Any]:
-    epoch = trace.epochs[-1]
+def _measure_index(
+    trace: Trace, floor: float, epoch: int | None = None, backoff: bool = False, **options: Any
+) -> dict[str, Any]:
+    """Of the last epoch, or of `epoch`."""
+    epoch = trace.epochs[-1] if epoch is None else epoch
     drafter = IndexDrafter(trace, trace.of(epoch), epoch, settings=_settings(floor, backoff), **options)
-    return {"knobs": floor, **_row(drafter, trace)}
+    return {"knobs": floor, **_row(drafter, trace.of(epoch))}
 
 
 def _measure_arctic(trace: Trace, factor: float, least: float) -> dict[str, Any]:
     epoch = trace.epochs[-1]
     drafter = ArcticDrafter(trace, trace.of(epoch), epoch, factor, least)
-    return {"knobs": (factor, least), **_row(drafter, trace)}
+    return {"knobs": (factor, least), **_row(drafter, trace.of(epoch))}
 
 
-def _row(drafter: IndexDrafter | ArcticDrafter, trace: Trace) -> dict[str, Any]:
+def _row(drafter: IndexDrafter | ArcticDrafter, responses: Sequence[Response]) -> dict[str, Any]:
     score = Score()
-    replay(drafter, trace.of(trace.epochs[-1]), score)
+    replay(drafter, responses, score)
     return {
         "tokens_per_forward": score.per_forward,
         "verified_per_token": score.cost,

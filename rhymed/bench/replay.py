@@ -104,18 +104,20 @@ def replay(
 
 
 class IndexDrafter:
-    """The history index, used as the engine's drafter uses it."""
+    """The history index, used as the engine's drafter uses it. Options: `back`, epochs of history; `recent`, tokens
+    of other prompts' responses, 0 for none; `settings`; what was learned; those of `Index`."""
 
     def __init__(self, trace: Trace, responses: Sequence[Response], epoch: int, **options: Any) -> None:
         from rhymed.histospec.drafts.calibration import Calibration
         from rhymed.histospec.drafts.trust import Trust
         from rhymed.histospec.drafts.types import Matching
         from rhymed.histospec.index.index import Index
+        from rhymed.histospec.index.recent import CAPACITY, Recent
 
         self._calibration = options.pop("calibration", None) or Calibration()
         self._trust = options.pop("trust", None) or Trust()
         self._settings = options.pop("settings", None) or Matching(longest=LONGEST, floor=0.01)
-        back = options.pop("back", 1)
+        back, capacity = options.pop("back", 1), options.pop("recent", CAPACITY)
         self.build_s = self.draft_s = 0.0
         self.built = 0
         self._indexes: dict[int, Index] = {}
@@ -129,7 +131,9 @@ class IndexDrafter:
             self.built += index.tokens
             self._indexes[prompt] = index
         self.past_bytes = self.nbytes()
-        self._of = [self._indexes[r.prompt] for r in responses]
+        self._recent = Recent(capacity=capacity) if capacity else None
+        self._keep([response for response in trace.responses if response.epoch < epoch])
+        self._responses, self._of = responses, [self._indexes[r.prompt] for r in responses]
         self._row = np.full(len(responses), -1, np.int32)
         self._key = np.array([r.key or 0 for r in responses], np.uint64)
         self._keyed = np.array([r.key is not None for r in responses], bool)
@@ -152,14 +156,22 @@ class IndexDrafter:
             grown = offsets[1:] > offsets[:-1]
             next_token[rows[grown]] = fresh[offsets[:-1][grown]]
             self._trust.observe(self._drafts.votes, next_token[self._rows])
+        self._keep([self._responses[row] for row in np.setdiff1d(self._rows, rows)])
         self._done[rows] += np.diff(offsets)
         keyed = self._keyed[rows] & (not self._settings.backoff)
         noise = Noise(self._key[rows], self._done[rows], keyed)
         self._rows = rows
-        drafts = draft(indexes, own, fresh, offsets, limits, self._settings, self._calibration, self._trust, noise)
+        learned, recent = (self._calibration, self._trust), self._recent.index if self._recent else None
+        drafts = draft(indexes, own, fresh, offsets, limits, self._settings, *learned, noise, recent)
         self.draft_s += time.perf_counter() - start
         self._drafts = drafts
         return drafts.tokens, drafts.lengths, drafts.survival
+
+    def _keep(self, ended: Sequence[Response]) -> None:
+        """For other prompts."""
+        if self._recent is not None:
+            for response in ended:
+                self._recent.add(response.tokens)
 
     def observe(self, verified: Tokens, accepted: Tokens) -> None:
         self._calibration.observe(self._drafts, verified, accepted)

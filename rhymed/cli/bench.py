@@ -69,7 +69,8 @@ def add(commands: Any) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="index, pipe: recorded responses (default: synthetic ones); agents: the folder of a run in turns",
+        help="index, pipe: recorded responses (default: synthetic ones); index: or a run's folder; agents: the folder"
+        " of a run in turns",
     )
     parser.add_argument(
         "--arctic", type=Path, metavar="FOLDER", help="agents, index, spec: where arctic_inference is"

@@ -3,8 +3,7 @@
 After every engine step it extends the requests' sequences with the new tokens, drafts for all requests in one call,
 and lets the budget decide how many drafted tokens the next step verifies. New tokens of a request are drafts for its
 siblings at once. Steps that `doze` lets pass are taken in before the next one. The builder may finish an index at any
-time: the prompt's requests then move to it, and the old one is dropped. A request with carried tokens drafts from
-these first, see `carried`.
+time: the prompt's requests then move to it, and the old one is dropped. Carried tokens come first, see `carried`.
 """
 
 from __future__ import annotations
@@ -198,6 +197,7 @@ class Drafter:
             self._calibration,
             self._trust,
             None if self._matching.backoff else batch.noise,
+            self._requests.recent.index,
         )
         if batch.stops is not None:
             end_at(drafts, batch.stops)
@@ -293,7 +293,7 @@ def warm_up(settings: Settings) -> None:
     index.add(context, age=1)
     index.grow(64)
     row, limits, offsets = np.array([index.open()], np.int32), np.array([4], np.int32), np.array([0, 3], np.int32)
-    drafts = draft([index], row, context[:3], offsets, limits, matching, calibration, trust)
+    drafts = draft([index], row, context[:3], offsets, limits, matching, calibration, trust, recent=index)
     trust.observe(drafts.votes, row)
     budget.choose(drafts.survival, drafts.lengths)
     budget.curve.observe(1, 1, 1.0)

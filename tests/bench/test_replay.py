@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from rhymed.bench.replay import IndexDrafter, Score, replay
-from rhymed.bench.traces import Trace, load, synthetic
+from rhymed.bench.traces import Response, Trace, load, synthetic
+from rhymed.config import Config
+from rhymed.messages import EVAL, SampleId
+from rhymed_workers.engines.base import seed_of
+from tests.history.folders import two_epochs, write_store
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +38,31 @@ def test_a_repeated_response_is_drafted_to_its_end(trace):
     replay(IndexDrafter(again, last, 2), last, score)
     assert score.accepted == score.verified
     assert score.forwards <= sum(len(r.tokens) // 32 + 1 for r in last)
+
+
+def test_in_the_first_epoch_responses_of_other_prompts_are_drafts(trace):
+    text = trace.of(1)[0].tokens
+    responses = [Response(prompt, 1, 0, 0.0, text) for prompt in range(4)]
+    prompts = [np.array([prompt], np.int32) for prompt in range(4)]
+    alone, together = Score(), Score()
+    replay(IndexDrafter(Trace(prompts, responses), responses, 1, recent=0), responses, alone, batch=1)
+    replay(IndexDrafter(Trace(prompts, responses), responses, 1), responses, together, batch=1)
+    assert together.accepted > len(text) > alone.accepted
+
+
+def test_a_runs_folder_is_a_trace_with_the_keys_of_its_noise(tmp_path):
+    samples = [*two_epochs(), (EVAL, two_epochs()[0][1], 0, [5, 6], 1.0)]
+    write_store(tmp_path, samples)
+    config = {"model": {"path": "model"}, "data": {"path": "rows.jsonl"}, "run": {"seed": 3}}
+    (tmp_path / "config.json").write_text(Config.model_validate(config).model_dump_json())
+    trace = load(tmp_path)
+    assert trace.epochs == [0, 1]
+    assert [prompt.tolist() for prompt in trace.prompts] == [[0, 1, 2]] * 2
+    recorded = {(r.epoch, r.sample, tuple(r.tokens.tolist()), r.reward, r.key) for r in trace.responses}
+    assert recorded == {
+        (step // 2, index, tuple(tokens), reward, seed_of(3, SampleId(step, prompt, index)))
+        for step, prompt, index, tokens, reward in two_epochs()
+    }
 
 
 @pytest.mark.parametrize("keyed", [False, True])

@@ -45,6 +45,28 @@ def test_history_that_repeats_is_drafted_and_accepted(engine: Engine) -> None:
     assert str(account - account) == "nothing decoded"
 
 
+def test_a_response_is_a_draft_for_other_prompts_once_it_has_ended(engine: Engine) -> None:
+    script = words(0)
+    engine.add("a", script, prompt="p")
+    engine.finish()
+    assert engine.forwards == len(script)
+    engine.add("b", [*words(1, 10), *script], prompt="q")
+    engine.finish()
+    account = engine.drafter.account("b")
+    assert account is not None
+    assert account.accepted > 40
+
+
+def test_the_papers_matching_has_only_the_prompts_own_history() -> None:
+    engine, script = Engine(budget="fixed", matching="paper"), words(0)
+    for prompt in "pq":
+        engine.add(prompt, script, prompt=prompt)
+        engine.finish()
+    assert engine.forwards == 2 * len(script)
+    engine.drafter.close()
+    engine.builder.close()
+
+
 def test_every_forward_tells_how_many_tokens_it_made(engine: Engine) -> None:
     """Also of a request that waits in between, and of one whose tokens were carried; told once."""
     script, other = words(0), words(1)

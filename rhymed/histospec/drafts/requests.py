@@ -7,6 +7,7 @@ is never dropped, and a request's sequence holds `Request.tokens` of its tokens.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from rhymed.histospec.drafts.yields import Yields
 from rhymed.histospec.index.builder import Builder
 from rhymed.histospec.index.cache import IndexCache
 from rhymed.histospec.index.index import Index, extend
+from rhymed.histospec.index.recent import Recent
 
 KEPT_ACCOUNTS = 8192
 KEPT_YIELDS = 2048  # one byte per forward each; they are read once
@@ -108,6 +110,7 @@ class Requests:
         self._builder, self._describe, self._take_carried = builder, describe, take_carried
         self._on_prompt, self._on_end = on_prompt, on_end
         self._indexes = IndexCache(budget_bytes)
+        self.recent = Recent(builder.vocabulary)
         self._prompts: dict[str, Prompt] = {}
         self._requests: dict[str, Request] = {}  # by id, with the preempted ones
         self._batch_ids: list[str] = []
@@ -197,6 +200,7 @@ class Requests:
             request = self._requests.pop(id)
             self.end(request)
             request.index.close(request.row)
+            self._keep(request)
             name = request.info.prompt
             prompt = self._prompts[name]
             prompt.requests.discard(request)
@@ -207,6 +211,13 @@ class Requests:
             else:
                 del self._prompts[name]
                 self._indexes.measure(name)
+
+    def _keep(self, request: Request) -> None:
+        """For requests of other prompts: what it wrote, so of a later turn only that. A response with an id that is
+        not in the vocabulary is left out."""
+        written = np.array(request.info.response[request.info.prefix :], np.int32)
+        with contextlib.suppress(ValueError):
+            self.recent.add(written)
 
     def _remember_turn(self, request: Request) -> None:
         response = request.info.response

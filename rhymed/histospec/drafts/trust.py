@@ -20,8 +20,8 @@ from rhymed.histospec.jit import native
 MATCHES = np.array([0, 2, 3, 4, 5, 7, 10, 15, 21], np.int32)  # lower ends of the classes
 MATCH_CLASS = np.searchsorted(MATCHES, np.arange(LONGEST + 1), side="right") - 1
 SIMILARITIES = 16
-OWN, PROMPT, OTHER = range(3)  # the text of the request, of its prompt, of another response
-KINDS = 3
+OWN, PROMPT, OTHER, RECENT = range(4)  # whose text: the request's, its prompt's, another response's, another prompt's
+KINDS = 4
 CLASSES = len(MATCHES) * SIMILARITIES * KINDS
 POWER = 2.0
 
@@ -70,7 +70,7 @@ def _guess() -> NDArray[np.float64]:
     match, similarity, kind = np.ix_(
         np.arange(len(MATCHES)), (np.arange(SIMILARITIES) + 0.5) / SIMILARITIES, np.arange(KINDS)
     )
-    logit = -1.8 + 0.4 * match + 2.5 * similarity - 0.2 * (kind != OTHER)
+    logit = -1.8 + 0.4 * match + 2.5 * similarity - 0.2 * (kind != OTHER) - 0.8 * (kind == RECENT)
     return np.asarray(1 / (1 + np.exp(-logit))).reshape(-1)
 
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.histospec.drafts.calibration import Calibration, cell
-from rhymed.histospec.drafts.matches import MAX_MATCHES, Matches, find_matches
-from rhymed.histospec.drafts.trust import OTHER, Trust, Votes, class_of
+from rhymed.histospec.drafts.matches import MAX_MATCHES, Matches, find_matches, find_recent
+from rhymed.histospec.drafts.trust import OTHER, RECENT, Trust, Votes, class_of
 from rhymed.histospec.drafts.types import Drafts, Matching, Noise
 from rhymed.histospec.index import arena
 from rhymed.histospec.index.arena import FADE, FORM, LONGEST, ONE, Array, following
@@ -44,8 +44,10 @@ def draft(
     calibration: Calibration,
     trust: Trust,
     noise: Noise | None = None,
+    recent: Index | None = None,
 ) -> Drafts:
-    """Appends `fresh[offsets[i]:offsets[i + 1]]` to row i (see `index.extend`), drafts at most `limits[i]` tokens."""
+    """Appends `fresh[offsets[i]:offsets[i + 1]]` to row i (see `index.extend`), drafts at most `limits[i]` tokens.
+    `recent`: responses of other prompts."""
     addresses, count = extend(indexes, rows, fresh, offsets), len(rows)
     shape, voters = (count, settings.longest), (count, MAX_MATCHES)
     votes = Votes(np.empty(voters, np.int32), np.empty(voters, np.int16), np.zeros(count, np.int32))
@@ -60,7 +62,8 @@ def draft(
     )
     learned = Learned(settings.floor, settings.backoff, trust.right, trust.weight, calibration.table)
     output = Output(drafts.tokens, drafts.lengths, drafts.survival, drafts.evidence)
-    _batch(addresses, rows, limits, noise or Noise.none(count), learned, output, votes)
+    others = recent.address if recent is not None and not settings.backoff else 0
+    _batch(addresses, others, rows, limits, noise or Noise.none(count), learned, output, votes)
     return drafts
 
 
@@ -83,6 +86,15 @@ class Output(NamedTuple):
     evidence: NDArray[np.int16]
 
 
+class Texts(NamedTuple):
+    """Tokens and links of a prompt's index, and of the responses of other prompts (without them: of the same)."""
+
+    tokens: Array
+    after: Array
+    others: Array
+    others_after: Array
+
+
 class Voting(NamedTuple):
     """Scratch space to count one request's votes."""
 
@@ -96,6 +108,7 @@ class Voting(NamedTuple):
 @native
 def _batch(
     addresses: NDArray[np.int64],
+    recent: int,
     rows: Array,
     limits: Array,
     noise: Noise,
@@ -111,21 +124,35 @@ def _batch(
         if limit <= 0:
             continue
         count = find_matches(addresses[i], rows[i], learned.backoff, matches)
-        tokens = arena.views(addresses[i])[1]
+        if recent:
+            count = find_recent(addresses[i], rows[i], recent, count, matches)
+        texts = _texts(addresses[i], recent)
         for j in range(count):
-            votes.tokens[i, j] = tokens[matches.slots[j]]
+            votes.tokens[i, j] = _token(texts, matches, j)
             votes.classes[i, j] = class_of(matches.lengths[j], matches.similarities[j], matches.kinds[j])
         votes.counts[i] = count
-        output.lengths[i] = _draft_one(
-            addresses[i], i, rows[i], limit, noise, learned, count, matches, voting, output
-        )
+        form = arena.views(addresses[i])[9][rows[i], FORM]
+        output.lengths[i] = _draft_one(texts, i, form, limit, noise, learned, count, matches, voting, output)
+
+
+@native
+def _texts(address: int, recent: int) -> Texts:
+    _, tokens, _, _, _, _, after, _, _, _ = arena.views(address)
+    _, others, _, _, _, _, others_after, _, _, _ = arena.views(recent if recent else address)
+    return Texts(tokens, after, others, others_after)
+
+
+@native
+def _token(texts: Texts, matches: Matches, j: int) -> int:
+    """The token that match j votes for."""
+    return int((texts.others if matches.kinds[j] == RECENT else texts.tokens)[matches.slots[j]])
 
 
 @native
 def _draft_one(
-    address: int,
+    texts: Texts,
     i: int,
-    row: int,
+    form: int,
     limit: int,
     noise: Noise,
     learned: Learned,
@@ -135,14 +162,13 @@ def _draft_one(
     output: Output,
 ) -> int:
     """Drafts for request i token by token. Returns how many tokens."""
-    _, tokens, _, _, _, _, after, _, _, sequences = arena.views(address)
-    form, survival = sequences[row, FORM], np.float32(1.0)
+    survival = np.float32(1.0)
     for depth in range(limit):
         if count == 0:
             return depth
         for j in range(count):
             at = class_of(matches.lengths[j], matches.similarities[j], matches.kinds[j])
-            voting.choices[j], voting.classes[j] = tokens[matches.slots[j]], at
+            voting.choices[j], voting.classes[j] = _token(texts, matches, j), at
             voting.weights[j] = matches.weights[j] * learned.weight[at]
         word = row_word(noise.keys[i], noise.positions[i] + depth)
         best, share = _choose(count, voting, word, noise.known[i])
@@ -156,22 +182,21 @@ def _draft_one(
         if survival < learned.floor:
             return depth
         output.tokens[i, depth], output.survival[i, depth], output.evidence[i, depth] = best, survival, where
-        count = _advance(best, count, voting, learned.backoff, tokens, after, matches)
+        count = _advance(best, count, voting, learned.backoff, texts, matches)
     return limit
 
 
 @native
-def _advance(
-    best: int, count: int, voting: Voting, backoff: bool, tokens: Array, after: Array, matches: Matches
-) -> int:
+def _advance(best: int, count: int, voting: Voting, backoff: bool, texts: Texts, matches: Matches) -> int:
     """Moves the matches by one token and drops those that end or disagree. Returns how many are left."""
     kept = 0
     for j in range(count):
         agrees = voting.choices[j] == best
         if not agrees and (backoff or matches.kinds[j] != OTHER):
             continue
-        slot = following(matches.slots[j], after)
-        if slot >= 0 and tokens[slot] >= 0:
+        elsewhere = matches.kinds[j] == RECENT
+        slot = following(matches.slots[j], texts.others_after if elsewhere else texts.after)
+        if slot >= 0 and (texts.others if elsewhere else texts.tokens)[slot] >= 0:
             matches.slots[kept], matches.weights[kept] = slot, matches.weights[j]
             matches.lengths[kept] = min(matches.lengths[j] + 1, LONGEST) if agrees else 0
             similarity = matches.similarities[j]

@@ -42,16 +42,18 @@ class Index:
         prompt: NDArray[np.int32],
         *,
         expected: int = 0,
+        room: int = 16,
         vocabulary: int = UNLIMITED,
         orders: tuple[int, int] = (8, 2),
         weights: Weights | None = None,
     ) -> None:
-        """`expected` tokens fit without growing. Ids from `vocabulary` on are refused. `orders`: context lengths."""
+        """`expected` tokens in `room` sequences fit without growing. Ids from `vocabulary` on are refused. `orders`:
+        context lengths."""
         if not orders[0] >= orders[1] >= 1:
             raise ValueError(f"orders are (long, short), both at least 1, not {orders}")
         self._weights = weights or Weights()
         self._vocabulary = vocabulary
-        self._take(arena.allocate(len(prompt) + expected + 8 * arena.BLOCK, 16, orders, vocabulary))
+        self._take(arena.allocate(len(prompt) + expected + 8 * arena.BLOCK, room, orders, vocabulary))
         self._write(prompt, arena.PROMPT, arena.ONE, 0)
 
     @property

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rhymed.histospec.drafts.frequencies import MEMORY
-from rhymed.histospec.drafts.trust import CLASSES, OTHER, OWN, POWER, PROMPT, Trust, Votes, class_of
+from rhymed.histospec.drafts.trust import CLASSES, OTHER, OWN, POWER, PROMPT, RECENT, Trust, Votes, class_of
 from rhymed.histospec.index.arena import ONE
 
 
@@ -21,7 +21,7 @@ def test_every_place_is_of_one_class():
         class_of(match, alike, kind)
         for match in range(33)
         for alike in range(0, ONE + 1)
-        for kind in (OWN, PROMPT, OTHER)
+        for kind in (OWN, PROMPT, OTHER, RECENT)
     }
     assert found == set(range(CLASSES))
 

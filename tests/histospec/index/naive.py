@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from rhymed.histospec.drafts.matches import RECENT
-from rhymed.histospec.drafts.trust import MATCHES, OTHER, OWN, PROMPT, SIMILARITIES
+from rhymed.histospec.drafts.matches import COMPARED, MAX_RECENT
+from rhymed.histospec.drafts.trust import KINDS, MATCHES, OTHER, OWN, PROMPT, RECENT, SIMILARITIES
 from rhymed.histospec.drafts.types import Matching
 from rhymed.histospec.drafts.voting import SHARE_POWER, UNSEEN
 from rhymed.histospec.index.arena import FADE, LONGEST, ONE, TRACKS
@@ -16,8 +16,10 @@ START, PROMPT_START = "start", "prompt"
 
 
 class Naive:
-    def __init__(self, prompt, orders, weights=None):
-        self.orders, self.weights = orders, weights or Weights()
+    """A text of another prompt has a number below 0: row 1 of `recent` is -1."""
+
+    def __init__(self, prompt, orders, weights=None, recent=None):
+        self.recent, self.orders, self.weights = recent, orders, weights or Weights()
         self.texts, self.kinds, self.ages, self.weight = [], [], [], []
         self.written = []  # (sequence, position), the oldest first
         self.tracked = []  # by sequence: (sequence, position, similarity), or None
@@ -63,11 +65,14 @@ class Naive:
         if min(values) < similarity:
             self.tracked[row][values.index(min(values))] = other, place, similarity
 
+    def text(self, other):
+        return self.texts[other] if other >= 0 else self.recent.texts[-other]
+
     def similarity(self, row, end, other, place):
         """The share of equal tokens up to here; each weighs 1 - 1 / FADE of the next one."""
         total, weight = 0.0, 1.0
-        for _ in range(RECENT):
-            same = self.texts[row][end] == self.texts[other][place]
+        for _ in range(COMPARED):
+            same = self.texts[row][end] == self.text(other)[place]
             if end == 0 or place == 0:
                 return int(ONE * (total + weight * same))
             total += weight / FADE * same
@@ -79,7 +84,7 @@ class Naive:
         """Equal tokens backwards from these two; up to a common start counts as `most`."""
         match = 0
         while match < most:
-            if self.texts[row][end] != self.texts[other][place]:
+            if self.texts[row][end] != self.text(other)[place]:
                 return match
             if end == 0 or place == 0:
                 return most
@@ -96,7 +101,18 @@ class Naive:
         found += self._search(row, long, LONGEST, settings)
         if not (settings.backoff and found):
             found += self._search(row, short, long - 1, settings)
-        return found
+        return found + (self._search_recent(row) if self.recent else [])
+
+    def _search_recent(self, row):
+        end, found, (long, short) = len(self.texts[row]) - 1, [], self.recent.orders
+        for least, most in ((long, LONGEST), (short, long - 1)):
+            for other, place in reversed(self.recent.written):
+                if other == 0 or place + 1 >= len(self.recent.texts[other]):
+                    continue
+                match = self.matched(row, end, -other, place)
+                if least <= match <= most:
+                    found.append((-other, place + 1, match, self.similarity(row, end, -other, place)))
+        return found[:MAX_RECENT]
 
     def _search(self, row, least, most, settings):
         end, found = len(self.texts[row]) - 1, []
@@ -117,9 +133,9 @@ class Naive:
         return found
 
     def class_of(self, row, other, match, similarity):
-        kind = PROMPT if other == 0 else OWN if other == row else OTHER
+        kind = RECENT if other < 0 else PROMPT if other == 0 else OWN if other == row else OTHER
         at = max(i for i, least in enumerate(MATCHES) if match >= least)
-        return (at * SIMILARITIES + min(SIMILARITIES * similarity // ONE, SIMILARITIES - 1)) * 3 + kind
+        return (at * SIMILARITIES + min(SIMILARITIES * similarity // ONE, SIMILARITIES - 1)) * KINDS + kind
 
     def draft(self, row, limit, settings: Matching, trust, key=None):
         """[(token, scores by token, evidence, number of agreeing matches, trust in the best)], one per step."""
@@ -129,8 +145,9 @@ class Naive:
         while matches and len(steps) < limit:
             shares, right = {}, {}
             for other, place, match, similarity in matches:
-                token, at = self.texts[other][place], self.class_of(row, other, match, similarity)
-                shares[token] = shares.get(token, 0.0) + self.weight[other] * float(trust.weight[at])
+                token, at = self.text(other)[place], self.class_of(row, other, match, similarity)
+                weight = ONE if other < 0 else self.weight[other]
+                shares[token] = shares.get(token, 0.0) + weight * float(trust.weight[at])
                 right[token] = max(right.get(token, 0.0), trust.right[at])
             total = sum(shares.values())
             noise = gumbel(key, start + len(steps), 200) if key is not None else [0.0] * 200
@@ -141,15 +158,15 @@ class Naive:
                 others = [score for token, score in scores.items() if token != best]
                 lead = math.exp(max(others) - scores[best]) if others else 0.0
                 share = math.exp(-UNSEEN * math.exp(-scores[best])) / (1.0 + lead)
-            agree = sum(self.texts[other][place] == best for other, place, _, _ in matches)
+            agree = sum(self.text(other)[place] == best for other, place, _, _ in matches)
             steps.append((best, scores, share, agree, right[best]))
             matches = [place for place in (self._after(row, best, place, settings) for place in matches) if place]
         return steps
 
     def _after(self, row, token, where, settings):
         other, place, match, similarity = where
-        agrees = self.texts[other][place] == token
-        if place + 1 >= len(self.texts[other]) or (not agrees and (settings.backoff or other in (0, row))):
+        agrees = self.text(other)[place] == token
+        if place + 1 >= len(self.text(other)) or (not agrees and (settings.backoff or other <= 0 or other == row)):
             return None
         fresh = ONE // FADE if agrees else 0
         return other, place + 1, min(match + 1, LONGEST) if agrees else 0, similarity + fresh - similarity // FADE

@@ -10,6 +10,7 @@ from rhymed.histospec.drafts.types import Matching, Noise
 from rhymed.histospec.drafts.voting import draft
 from rhymed.histospec.index import arena
 from rhymed.histospec.index.index import Index, Weights, extend
+from rhymed.histospec.index.recent import ORDERS, Recent
 from rhymed.histospec.sampling.noise import draw
 from tests.histospec.index.naive import Naive
 
@@ -18,13 +19,14 @@ def tokens(*ids):
     return np.array(ids, np.int32)
 
 
-def proposed(indexes, rows, fresh=None, limit=16, settings=None, trust=None, noise=None):
+def proposed(indexes, rows, fresh=None, limit=16, settings=None, trust=None, noise=None, recent=None):
     fresh = fresh or [()] * len(rows)
     offsets = np.cumsum([0, *map(len, fresh)]).astype(np.int32)
     flat = np.array([t for part in fresh for t in part], np.int32)
     limits = np.full(len(rows), limit, np.int32)
     settings = settings or Matching(floor=0.0)
-    return draft(indexes, tokens(*rows), flat, offsets, limits, settings, Calibration(), trust or Trust(), noise)
+    learned = Calibration(), trust or Trust()
+    return draft(indexes, tokens(*rows), flat, offsets, limits, settings, *learned, noise, recent and recent.index)
 
 
 def drafted(drafts, i=0):
@@ -53,12 +55,20 @@ steps = st.lists(
 )
 
 
-@given(text, steps, st.sampled_from([(8, 2), (5, 3), (4, 1), (7, 3)]), st.booleans(), st.booleans())
+of_other_prompts = st.lists(text.filter(len), max_size=3)
+
+
+@given(text, steps, of_other_prompts, st.sampled_from([(8, 2), (5, 3), (4, 1), (7, 3)]), st.booleans(), st.booleans())
 @settings(max_examples=400, deadline=None)
-def test_drafts_are_those_of_the_naive_index(prompt, steps, orders, backoff, keyed):
+def test_drafts_are_those_of_the_naive_index(prompt, steps, others, orders, backoff, keyed):
     """Whatever was added, opened, extended, drafted and closed: the same places, votes and drafts."""
     weights = Weights(recency=0.5, reward=1.0)
-    index, naive = Index(tokens(*prompt), orders=orders, weights=weights), Naive(prompt, orders, weights)
+    recent, elsewhere = Recent(capacity=1024), Naive((), ORDERS)
+    for other in others:
+        recent.add(tokens(*other))
+        elsewhere.add(other, 1)
+    index = Index(tokens(*prompt), orders=orders, weights=weights)
+    naive = Naive(prompt, orders, weights, None if backoff else elsewhere)
     settings, trust = Matching(floor=0.0, backoff=backoff), Trust()
     rows, lost = [], set()  # rows that met a limit keep other places from then on
     for step in [*steps, ("draft",)]:
@@ -80,7 +90,7 @@ def test_drafts_are_those_of_the_naive_index(prompt, steps, orders, backoff, key
             keys = [row + 7 if keyed else None for row in rows]
             positions = np.array([len(naive.texts[row]) - 1 for row in rows], np.int64)
             noise = Noise(np.array([row + 7 for row in rows], np.uint64), positions, np.full(len(rows), keyed))
-            drafts = proposed([index] * len(rows), rows, settings=settings, trust=trust, noise=noise)
+            drafts = proposed([index] * len(rows), rows, None, 16, settings, trust, noise, recent)
             known = settings, trust
             lost |= {
                 row
@@ -94,7 +104,9 @@ def test_drafts_are_those_of_the_naive_index(prompt, steps, orders, backoff, key
 def same(naive, row, drafts, i, settings, trust, key):
     """Unless a limit on what is looked at was reached (answers False), up to where two continuations tie."""
     end = len(naive.texts[row]) - 1
-    alike = sum(naive.matched(row, end, *at) > 0 for at in naive.written)
+    elsewhere = naive.recent.written if naive.recent else ()
+    places = [*naive.written, *((-other, place) for other, place in elsewhere if other)]
+    alike = sum(naive.matched(row, end, *at) > 0 for at in places)
     expected = naive.draft(row, 16, settings, trust, key)
     if alike > WALK or naive.voted > MAX_MATCHES:
         return False
