@@ -1,8 +1,9 @@
 """`rhymed bench spec`: how much faster the engine is with drafts. Engines of different settings take turns.
 
-Epoch 1 is generated once and is the history of every method. Then each cell (batch size, temperature) is run by every
-method, in turns of half a second, with new noise in each round. A rate is tokens per second while the batch is full.
-Ratios are to plain vLLM in the same round.
+Epoch 1 is generated once, for a part of the prompts, and is the history of every method. In cells of epoch 1 it is
+history of other prompts only, as in the middle of a first epoch. Then each cell (batch size, temperature) is run by
+every method, in turns of half a second, with new noise in each round. A rate is tokens per second while the batch is
+full. Ratios are to plain vLLM in the same round.
 
 Methods: `none` is plain vLLM, on model runner V1 as all methods (a release may choose V2 by itself); `keyed` has
 our sampler; `ngram` and `suffix` are vLLM's own drafters with vLLM's own verification (fixed for CPUs, vLLM issue
@@ -53,7 +54,7 @@ class Place:
 class Cell:
     batch: int
     temperature: float
-    epoch: int  # 1: without history, 2: with that of epoch 1
+    epoch: int  # 1: with history of other prompts only, 2: of its own, too
 
     def __str__(self) -> str:
         return f"epoch {self.epoch} T={self.temperature:g} batch {self.batch}"
@@ -200,11 +201,11 @@ class Bench:
             self._request(prompt, number, cell.temperature, 1 + round) for prompt in prompts for number in range(each)
         ][:count]
         for method, process in self.engines.items():
-            history = self.history[cell.temperature] if cell.epoch == 2 else {}
+            history = self.history[cell.temperature]
             if method == "again":
                 history = _by_prompt(requests, process.run(requests, 64, whole=True).responses)
             process.forget()
-            for prompt in prompts:
+            for prompt in sorted({*prompts, *history}):
                 past = history.get(prompt, []) if method != "siblings" else []
                 process.remember(str(prompt), self.workload.prompts[prompt], past)
             process.begin(requests, cell.batch)

@@ -119,7 +119,7 @@ def _add_lists(parser: argparse.ArgumentParser) -> None:
     """What is measured."""
     for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int, "tokens": int}.items():
         users = {"methods": "spec, train, whole", "tokens": "train"}.get(name, "spec")
-        more = " (1: without history, 2: with that of epoch 1)" if name == "epochs" else ""
+        more = " (1: with history of other prompts only, 2: with that of epoch 1)" if name == "epochs" else ""
         parser.add_argument(f"--{name}", type=_list(kind), metavar="A,B", help=f"{users}: only these{more}")
     parser.add_argument("--hosts", type=_list(int), metavar="A,B", help="hosts: only so many")
     parser.add_argument("--sizes", type=_list(float), metavar="A,B", help="hosts: gigabytes of weights")

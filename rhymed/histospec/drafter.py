@@ -51,11 +51,11 @@ class Drafter:
         self._carrying = CarriedDrafts(builder.vocabulary)
         take = self._carrying.take
         self._requests = Requests(builder, describe, take, settings.memory_mib << 20, on_prompt, on_end)
+        self.recent = self._requests.recent
         paper = settings.matching == "paper"
         self._matching = Matching(longest=width, floor=0.0 if paper else 0.02, backoff=paper)
         self._largest = largest
-        self._budget, self._aimd, self._calibration = Budget(largest), Aimd(), Calibration()
-        self._trust = Trust()
+        self._budget, self._aimd, self._calibration, self._trust = Budget(largest), Aimd(), Calibration(), Trust()
         self._previous: PreviousStep | None = None
         self._ended_s = math.inf  # time.perf_counter when the last drafts were returned; inf: the next is not timed
         self._doze, self._resting = Doze(), 0
@@ -197,7 +197,7 @@ class Drafter:
             self._calibration,
             self._trust,
             None if self._matching.backoff else batch.noise,
-            self._requests.recent.index,
+            self.recent.index,
         )
         if batch.stops is not None:
             end_at(drafts, batch.stops)

@@ -27,6 +27,7 @@ from rhymed.histospec.graphs import captured
 from rhymed.histospec.heads.attach import HeadOf
 from rhymed.histospec.heads.beside import Counts
 from rhymed.histospec.index.builder import Builder, PastResponse
+from rhymed.histospec.index.recent import Recent
 from rhymed.histospec.local import open_local
 from rhymed.histospec.settings import KEY, read_settings
 
@@ -126,6 +127,11 @@ class HistoSpec:
     def remember(self, prompt: str, context: Sequence[int], past: Sequence[PastResponse]) -> None:
         """Gives a prompt's earlier responses, which are used as drafts once they are indexed."""
         self._builder.submit(prompt_key(prompt), context, lambda: past)
+
+    @property
+    def recent(self) -> Recent:
+        """What requests of all prompts have written."""
+        return self._drafter.recent
 
     def refresh(self) -> None:
         """Weights were loaded: looks for a newer head."""

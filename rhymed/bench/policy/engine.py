@@ -79,11 +79,12 @@ class EngineProcess:
         return Run(*self._call("finish"))
 
     def remember(self, prompt: str, context: list[int], past: Sequence[list[int]]) -> None:
-        """Gives the engine earlier responses, for HistoSpec or for vLLM's suffix decoding."""
+        """Gives the engine earlier responses, for HistoSpec or for vLLM's suffix decoding. Both draft from them for
+        other prompts, too."""
         self._call("remember", prompt, context, [list(response) for response in past])
 
     def forget(self) -> None:
-        """Makes vLLM's suffix decoding drop every response. HistoSpec replaces a prompt's history in `remember`."""
+        """Drops every response. HistoSpec drops those of a prompt in the next `remember`."""
         self._call("forget")
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -196,9 +197,10 @@ class EngineServer:
         if hasattr(drafter, "remember"):
             from rhymed.histospec.index.builder import PastResponse
 
-            drafter.remember(
-                prompt, context, [PastResponse(np.array(response, np.int32), 0, None) for response in past]
-            )
+            rows = [PastResponse(np.array(response, np.int32), 0, None) for response in past]
+            drafter.remember(prompt, context, rows)
+            for row in rows:
+                drafter.recent.add(row.tokens)
         elif hasattr(drafter, "suffix_cache"):
             for number, response in enumerate(past):
                 name = f"{prompt}-{number}"
@@ -207,7 +209,10 @@ class EngineServer:
                 drafter.suffix_cache.stop_request(name)
 
     def forget(self) -> None:
-        cache: Any = getattr(getattr(self._runner, "drafter", None), "suffix_cache", None)
+        drafter: Any = getattr(self._runner, "drafter", None)
+        if hasattr(drafter, "recent"):
+            drafter.recent.clear()
+        cache: Any = getattr(drafter, "suffix_cache", None)
         for name in list(cache.cached_requests) if cache else []:
             cache.evict_cached_response(name)
 

@@ -42,6 +42,9 @@ class Recent:
         elif self._next is not None:
             self._next.add(fresh, age=1)
 
+    def clear(self) -> None:
+        self.index, self._next = self._empty(), None
+
     def _empty(self) -> Index:
         """Its array never grows: no sequence is shorter than a block."""
         return Index(
