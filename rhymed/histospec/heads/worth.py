@@ -83,7 +83,8 @@ class Worth:
         if paused or not len(rows):
             return rows[:0], alone
         mixed, longer = survival.copy(), lengths.copy()
-        mixed[rows, : len(self.survival)] = self.survival
+        width = min(len(self.survival), mixed.shape[1])  # drafts may be shorter than the head's
+        mixed[rows, :width] = self.survival[:width]
         longer[rows] = offered[rows]
         pass_s = self._cost.predict(len(rows), len(rows)) if self._cost.observed else 0.0  # it is tried
         pays = budget.rate(mixed, longer, pass_s) >= LEAST * alone

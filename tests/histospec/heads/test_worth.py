@@ -44,6 +44,14 @@ def test_a_cheap_head_drafts_where_history_has_nothing(budget):
     assert alone == pytest.approx(BATCH / seconds(BATCH), rel=0.05)
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_drafts_may_be_shorter_than_the_heads(budget, width):
+    survival, lengths, limits = without()
+    given = survival[:, :width], lengths, np.minimum(limits, width)
+    rows, _ = worth_of([0.6, 0.4, 0.3, 0.2], 0.002).choose(budget, *given)
+    assert rows.tolist() == list(range(BATCH))
+
+
 def test_a_head_that_costs_more_than_it_gives_does_not_draft(budget):
     for worth in (worth_of([0.6, 0.4, 0.3, 0.2], 0.1), worth_of([0.02, 0, 0, 0], 0.002)):
         chosen = [len(worth.choose(budget, *without())[0]) for _ in range(2000)]
