@@ -30,6 +30,7 @@
     │   └── RowUnsuitable      a row lacks what a scorer needs: no response to it can be scored
     ├── EnvironmentFailed      a tool or an environment cannot be loaded, is broken, or has ended its process
     │   ├── EnvironmentUnusable    the user's code cannot be loaded
+    │   ├── EnvironmentDown        no process is left and none starts: no sample's fault, and a restart may help
     │   └── EnvironmentLost        its process ended through another sample's doing: it can be made again
     └── TrainerError
         ├── StalenessBroken    a sample older than the contract allows: refused
@@ -170,6 +171,10 @@ class EnvironmentFailed(RhymedError):
 
 
 class EnvironmentUnusable(EnvironmentFailed):
+    pass
+
+
+class EnvironmentDown(EnvironmentFailed):
     pass
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from rhymed import messages
 from rhymed.config import Config
+from rhymed.errors import EnvironmentDown, EnvironmentFailed, EnvironmentUnusable
 from rhymed.messages import Answer, Turn
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import NewTurn, get_session, put_answer, put_turns
@@ -127,6 +128,27 @@ async def test_a_sample_that_nobody_foresaw_is_given_back_and_the_others_go_on(
         (back,) = broker.all(messages.GiveBack)
         assert (back.samples, back.reason, back.retry) == ([one], "IndexError: no turn", True)
         assert broker.all(messages.Answered)[0].samples == [other]
+
+
+@pytest.mark.parametrize("kind", [EnvironmentDown, EnvironmentUnusable])
+async def test_a_worker_without_processes_ends_and_blames_no_sample(
+    config: Config, scene: Any, monkeypatch: pytest.MonkeyPatch, kind: type[EnvironmentFailed]
+) -> None:
+    where, broker, _, _ = scene
+
+    async def work() -> None:
+        async with acting(config, where, broker) as worker:
+
+            async def none(id: messages.SampleId) -> Any:
+                raise kind("none starts")
+
+            monkeypatch.setattr(worker._actor, "act", none)
+            await broker.ask(messages.Act(samples=[ONE]))
+            await until(lambda: worker.stopping)
+
+    with pytest.raises(kind, match="none starts"):
+        await work()
+    assert not broker.all(messages.GiveBack)
 
 
 async def test_a_turn_that_is_stored_already_is_reported_and_not_written_again(config: Config, scene: Any) -> None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import time
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from rhymed.config import Config
 from rhymed.config.checks import QUEUED
-from rhymed.errors import EnvironmentFailed, EnvironmentLost
+from rhymed.errors import EnvironmentDown, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
 from rhymed.inputs.rows import Row
 from rhymed_workers.environment.process import EnvironmentProcess
 from rhymed_workers.environment.protocol import Answer, Chat, Close, Open, Ready, Request, Step, Stepped, calls_text
@@ -24,7 +26,7 @@ from rhymed_workers.sessions.calls import Read
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 10.0  # after a failure to start another process
+AGAIN_S = 10.0  # after a failure to start another process, while there is one
 
 UNKNOWN = -1  # turns: it was asked, and has not answered
 
@@ -44,6 +46,7 @@ class Environments:
         self._processes: list[EnvironmentProcess] = []
         self._starting = asyncio.Lock()
         self._more: asyncio.Task[None] | None = None  # starts a process while others work
+        self._failed_at = -math.inf  # time.monotonic when a process did not start
         self.about = Ready()
 
     async def __aenter__(self) -> Self:
@@ -142,7 +145,7 @@ class Environments:
         """The process with the least to do; a new one while there may be more and all have something to do.
 
         Tools are called at once where they are: only environments, which stay where they begin, wait for a process
-        that starts."""
+        that starts. Raises `EnvironmentUnusable` and `EnvironmentDown` if none is left and none starts."""
         usable = [one for one in self._processes if one.usable]
         if self.about.kind == "tools" and usable:
             if self._lacks(usable) and not self._starting.locked() and self._more is None:
@@ -151,23 +154,36 @@ class Environments:
         async with self._starting:
             self._processes = [one for one in self._processes if one.usable]
             if self._lacks(self._processes):
-                self._processes.append(await EnvironmentProcess.start(self._config))
+                await self._start()
             return min(self._processes, key=_load)
 
     def _lacks(self, usable: Sequence[EnvironmentProcess]) -> bool:
         """Whether another process would have something to do, and may start."""
         busy = all(one.waiting or one.names for one in usable)
-        return busy and len(usable) < self._config.environment.processes
+        waits = usable and time.monotonic() < self._failed_at + AGAIN_S
+        return busy and not waits and len(usable) < self._config.environment.processes
 
     async def _start_more(self) -> None:
         try:
             async with self._starting:
-                self._processes.append(await EnvironmentProcess.start(self._config))
-        except EnvironmentFailed as error:  # while there are others: whoever needs one starts it, and says why not
-            log.warning("another process for the tools did not start: %s", error)
-            await asyncio.sleep(AGAIN_S)
+                await self._start()
+        except EnvironmentFailed as error:  # the others have ended meanwhile: whoever needs one starts it
+            log.warning("%s", error)
         finally:
             self._more = None
+
+    async def _start(self) -> None:
+        """Raises `EnvironmentUnusable` and `EnvironmentDown` if there is no other, whose samples can go on."""
+        try:
+            self._processes.append(await EnvironmentProcess.start(self._config))
+        except (EnvironmentFailed, OSError) as error:
+            self._failed_at = time.monotonic()
+            if any(one.usable for one in self._processes):
+                log.warning("another process with environments did not start: %s", error)
+            elif isinstance(error, EnvironmentUnusable):
+                raise
+            else:
+                raise EnvironmentDown(f"no process with environments is left, and none starts: {error}") from error
 
 
 def _load(process: EnvironmentProcess) -> tuple[int, int]:

@@ -19,7 +19,15 @@ from typing import Any
 
 from rhymed import messages
 from rhymed.config import Config
-from rhymed.errors import DataError, EnvironmentFailed, EnvironmentLost, MalformedMessage, UnknownSample
+from rhymed.errors import (
+    DataError,
+    EnvironmentDown,
+    EnvironmentFailed,
+    EnvironmentLost,
+    EnvironmentUnusable,
+    MalformedMessage,
+    UnknownSample,
+)
 from rhymed.run.layout import RunLayout
 from rhymed.service.activities import stats_of
 from rhymed.service.logline import cause
@@ -41,7 +49,8 @@ LOSSES = 5  # times in a row that an environment may be lost through others, bef
 
 
 class EnvironmentWorker(Service):
-    """`name` is unique in the run. `run` raises `EnvironmentFailed` when the user's code cannot be loaded."""
+    """`name` is unique in the run. `run` raises `EnvironmentFailed` when the user's code cannot be loaded,
+    at the start or later."""
 
     def __init__(self, config: Config, layout: RunLayout, name: str) -> None:
         super().__init__(name)
@@ -137,6 +146,8 @@ class EnvironmentWorker(Service):
         try:
             with self._seconds.during("act"):
                 info = await self._through_losses(id)
+        except (EnvironmentDown, EnvironmentUnusable):
+            raise  # it ends the worker: given back, one sample after the other would be dropped for it
         except (EnvironmentFailed, UnknownSample) as error:
             self._failures += 1
             report = self._give_back(id, str(error), retry=True)

@@ -64,6 +64,7 @@ class Caged:
         self._process, self._report, self._limits = process, report, limits
         self.pid = process.pid  # of the jail's guard
         self.alive = True  # we have not killed it
+        self.exited = False  # by itself, as `explain_end` found
         self._end: dict[str, bool] = {}  # the guard's last report
 
     @property
@@ -121,7 +122,8 @@ class Caged:
         await self.kill()
         if code is None:
             return f"{error}{self.reason()}"
-        if code >= 0:
+        self.exited = code >= 0
+        if self.exited:
             return f"exit status {code}{self.reason()}"
         hints = {signal.SIGXFSZ: f": it wrote a file larger than {self._limits.file_mib} MiB (reward.file_mib)"}
         hints[signal.SIGKILL] = " (what the kernel sends when the machine's memory is used up)"
