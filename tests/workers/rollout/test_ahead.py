@@ -45,6 +45,23 @@ look.pure = True
 send.idempotent = True
 
 
+def slow(key: str) -> str:
+    """Answers when its file is there.
+
+    Args:
+        key: Any.
+    """
+    import pathlib, time
+    here = pathlib.Path(__file__)
+    here.with_name("asked").touch()
+    while not here.with_name("go").exists():
+        time.sleep(0.01)
+    return "slow"
+
+
+slow.pure = True
+
+
 class Box:
     pure = True
 
@@ -215,6 +232,31 @@ async def test_weights_that_arrive_end_what_is_written_on_and_its_beginning_is_v
         assert one.engine.tasks[-1].carried == [65, 66]
 
 
+@pytest.mark.parametrize("what", ["loaded", "released"])
+async def test_nothing_waits_for_a_call_of_a_copy(tmp_path: Path, what: str) -> None:
+    first, second = call("look", "a"), call("slow", "b")
+    async with scene(tmp_path, tools="look,slow") as one:
+        writing = one.begin(0, [])
+        await one.engine.answer(first)
+        expected = await one.asked(2)
+        await one.engine.answer(second)
+        async with asyncio.timeout(60):
+            while not (tmp_path / "asked").exists():
+                await asyncio.sleep(0.005)
+        if what == "loaded":
+            await verified(one, writing, first)
+            one.begin(1, expected)
+            await one.engine.answer(second)
+            assert one.engine.tasks[-1].carried == second
+        else:
+            one.sample.released = True
+            await one.generation.notify()
+            output = await asyncio.wait_for(writing, 60)
+            assert output is not None
+            assert (output.tokens.tolist(), output.finish_reason) == (first, "abort")
+        assert not (tmp_path / "go").exists()
+
+
 async def test_a_pure_environment_answers_as_the_samples_own_would(tmp_path: Path) -> None:
     first, second = call("add", "3"), call("add", "4")
     async with scene(tmp_path, factory="Box") as one:
@@ -227,7 +269,9 @@ async def test_a_pure_environment_answers_as_the_samples_own_would(tmp_path: Pat
         await one.engine.answer([65])
         await one.waits()
         assert one.ahead is not None
-        assert not one.ahead._pool.has(str(ID), 2), "it is closed"
+        async with asyncio.timeout(60):
+            while one.ahead._pool.has(str(ID), 2):  # until it is closed
+                await asyncio.sleep(0.005)
         await verified(one, writing, first)
 
 

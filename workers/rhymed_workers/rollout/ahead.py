@@ -50,6 +50,7 @@ class TurnsAhead:
     def __init__(self, config: Config, pool: Environments, dialogue: Dialogue, read_rows: ReadRows) -> None:
         self._config, self._pool, self._dialogue, self._read_rows = config, pool, dialogue, read_rows
         self._guesses: OrderedDict[SampleId, list[Guess]] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
 
     def take(self, id: SampleId, prefix: Sequence[int]) -> Sequence[int]:
         """What was written here of the turn that begins after `prefix`; empty: nothing."""
@@ -62,7 +63,8 @@ class TurnsAhead:
 
     async def write(self, id: SampleId, turn: int, guess: Guess, write: Write, longest: int) -> None:
         """`guess`: turn number `turn`, as it was written ahead. `longest`: most tokens of a response. Returns when
-        the sample would end, its environment is not pure, or `write` ends it."""
+        the sample would end, its environment is not pure, or `write` ends it. May be cancelled at any time: what was
+        written is kept."""
         guesses: list[Guess] = []
         try:
             async with self._environment(id, turn) as opened:
@@ -71,14 +73,16 @@ class TurnsAhead:
                         break
                     guess, turn = Guess(after, output.tokens), turn + 1
                     guesses.append(guess)
+                    self._keep(id, guesses)
                     if output.finish_reason != "stop":
                         break
         except (EnvironmentFailed, DataError) as error:  # if it is the environment's fault, its own worker says so
             log.info("sample %s is not written on after turn %d: %s", id, turn, error)
-        if guesses:
-            self._guesses[id] = guesses
-            while len(self._guesses) > KEPT:
-                self._guesses.popitem(last=False)
+
+    def _keep(self, id: SampleId, guesses: list[Guess]) -> None:
+        self._guesses[id] = guesses
+        while len(self._guesses) > KEPT:
+            self._guesses.popitem(last=False)
 
     @contextlib.asynccontextmanager
     async def _environment(self, id: SampleId, turn: int) -> AsyncIterator[bool]:
@@ -93,8 +97,10 @@ class TurnsAhead:
         try:
             await self._pool.open(str(id), row, render.messages(self._config.data, f"prompt {id.prompt}", row))
             yield True
-        finally:
-            await self._pool.close(str(id))
+        finally:  # in the background: it may wait for calls of other samples
+            closing = asyncio.get_running_loop().create_task(self._pool.close(str(id)))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def _after(self, id: SampleId, turn: int, guess: Guess, longest: int) -> list[int]:
         """The response with the environment's answer; empty: there is none, or nothing comes after it."""

@@ -152,7 +152,19 @@ class Generation:
             finally:
                 del self._guessed[sample.id]
 
-        await self.ahead.write(sample.id, sample.turn, Guess(prefix, output.tokens), write, sampling.max_tokens)
+        guess = Guess(prefix, output.tokens)
+        work = self.ahead.write(sample.id, sample.turn, guess, write, sampling.max_tokens)
+        writing, ready = asyncio.create_task(work), asyncio.create_task(self._until_ready(sample, oldest))
+        try:
+            await asyncio.wait({writing, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if sample.id not in self._guessed:  # else the engine, which was told to end it, has it
+                writing.cancel()  # a call of the copy may take long, and the sample does not need it
+            await asyncio.wait({writing})
+        finally:
+            writing.cancel()
+            ready.cancel()
+        if not writing.cancelled():
+            writing.result()
 
     async def _wait_for_weights(self, sample: ActiveSample, oldest: int) -> None:
         """Wait for weights that the sample's step allows. A complete response gives up its slot."""
@@ -161,11 +173,15 @@ class Generation:
         if sample.stale_output is not None and sample.stale_output.finish_reason != "abort":
             sample.parked = True
             await self._report_parked(sample.id)
+        await self._until_ready(sample, oldest)
+        sample.parked = False
+
+    async def _until_ready(self, sample: ActiveSample, oldest: int) -> None:
+        """The weights are there, or the sample does not need them any more."""
         async with self._changed:
             await self._changed.wait_for(
                 lambda: self._engine.version >= oldest or sample.cancelled or sample.released
             )
-        sample.parked = False
 
 
 def _of_turn(sample: ActiveSample, sampling: Sampling) -> Sampling:
