@@ -81,7 +81,7 @@ class TurnForecast:
         return self._whole.expect(step, prompt)
 
     def left(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> float:
-        """Of a sample that has written `tokens`, `turns` among them, which have ended."""
+        """Of a sample that has written `tokens`, `turns` among them, which have ended. At most what the cap leaves."""
         turn, begun = len(turns) + 1, sum(turns)
         whole = self._whole.left(step, prompt, tokens) if tokens else self._whole.expect(step, prompt)
         if turn == 1:
@@ -89,11 +89,12 @@ class TurnForecast:
         run = self._run.get(turn)
         ratio = (run.found + SHRUNK) / (run.weight + SHRUNK) if run else 1.0
         prior = whole * min(RATIO, max(1.0 / RATIO, ratio))
+        room = max(0.0, float(self._whole.cap - tokens))
         own = self._own.get(prompt, {}).get(turn)
         if own is None:
-            return prior
+            return min(prior, room)
         at_begin = (own.found + PRIOR * (prior + tokens - begun)) / (own.weight + PRIOR)
-        return max(at_begin - (tokens - begun), 1.0)
+        return min(max(at_begin - (tokens - begun), 1.0), room)
 
     @sliced
     def close(self, step: int) -> Slices[None]:

@@ -37,6 +37,13 @@ def test_a_run_without_history_expects_something() -> None:
     assert 1 <= forecast.left(0, "p", 0) <= CAP
 
 
+def test_nothing_is_expected_beyond_the_cap() -> None:
+    forecast = learned({"long": [[10, 900]] * 8, "short": [[300, 10]] * 8})
+    for prompt in ("long", "short", "new"):
+        for tokens in (600, CAP - 1, CAP):
+            assert forecast.left(4, prompt, tokens, [tokens]) <= CAP - tokens
+
+
 def test_a_new_prompt_has_what_the_run_had_left_after_such_a_turn() -> None:
     """Whole responses are long, but what comes after the first turn is short."""
     samples = {str(number): [[90 + number, 5]] * 4 + [[20 + number, 5]] * 4 for number in range(16)}
