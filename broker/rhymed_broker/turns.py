@@ -81,7 +81,7 @@ class TurnForecast:
         return self._whole.expect(step, prompt)
 
     def left(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> float:
-        """Of a sample that has written `tokens`, `turns` among them, which have ended. At most what the cap leaves."""
+        """Of a sample that has written `tokens`, ended `turns` among them. At most what the cap leaves."""
         turn, begun = len(turns) + 1, sum(turns)
         whole = self._whole.left(step, prompt, tokens) if tokens else self._whole.expect(step, prompt)
         if turn == 1:
