@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rhymed.errors import HOPELESS, EnvironmentDown, EnvironmentFailed, EnvironmentUnusable
+from rhymed_workers.environment import pool as pool_module
 from rhymed_workers.environment.pool import Environments
 from rhymed_workers.scoring import caged
 from tests.workers.environment.pools import CHAT, Make, ask, maker
@@ -58,7 +60,10 @@ async def test_a_killed_process_that_is_slow_to_end_is_no_fault_of_the_code(
     assert not isinstance(raised.value, HOPELESS)
 
 
-async def test_samples_go_on_where_they_can_if_another_process_does_not_start(tmp_path: Path) -> None:
+async def test_samples_go_on_where_they_can_if_another_process_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "AGAIN_S", math.inf)
     async with once(tmp_path, RAISES)(factory="Game", processes=2) as pool:
         for name in ("a", "b", "c"):
             await pool.open(name, {}, CHAT)
