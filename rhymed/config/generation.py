@@ -101,7 +101,7 @@ class Drafts(Section):
         description="tokens per draft; on a GPU rounded down to 127, 63, 31, 15 or 7, for CUDA graphs",
     )
     responses: int = Field(
-        16, ge=0, le=1 << 16, description="earlier responses per prompt; 0: only running samples of the group"
+        32, ge=0, le=1 << 16, description="earlier responses per prompt; 0: only running samples of the group"
     )
     memory_mib: int = Field(512, gt=0, description="memory of one worker for its indexes")
 

@@ -21,7 +21,7 @@ class Settings:
     budget: Literal["rate", "aimd", "fixed"] = "rate"  # how many drafted tokens a step verifies
     matching: Literal["history", "paper"] = "history"  # how drafts are found
     store: str = ""  # folder of a local store, read and written; empty: history comes from `remember`
-    responses: int = 16  # earlier responses per prompt
+    responses: int = 32  # earlier responses per prompt
     memory_mib: int = 512  # of all indexes
     keyed: bool = True  # position-keyed sampling
     head: str = ""  # file of a learned head that drafts beside history, see `heads`; may appear or change at any time
