@@ -18,7 +18,7 @@ from rhymed.config.load import load_run
 from rhymed.errors import ConfigError
 from rhymed.histospec.heads.fit import Fitting, fit, vocabulary
 from rhymed.histospec.heads.model import Head, begin, load
-from rhymed.histospec.heads.samples import States, Text, load_policy, newest, states
+from rhymed.histospec.heads.samples import States, Text, fitting_in, load_policy, newest, states
 from rhymed.histospec.heads.score import Score, score
 from rhymed.inputs.models import resolve_model
 from rhymed.run.checkpoint import newest as newest_checkpoint
@@ -53,14 +53,15 @@ def fit_run(folder: Path, out: Path, options: Options, report: Callable[[str], N
     config = load_run(folder)
     source, version = _policy(config, folder)
     texts = _texts(folder, options.samples)
-    tokens = sum(len(text.tokens) - text.prompt for text in texts)
-    report(f"samples  {len(texts)} of steps {texts[-1].step} to {texts[0].step}, {tokens:,} response tokens")
     report(f"policy   {source}")
     policy = load_policy(source)
     base: Any = getattr(policy, policy.base_model_prefix)
+    output_VD = policy.get_output_embeddings().weight.detach().float()
+    texts = fitting_in(texts, output_VD.shape[1])
+    tokens = sum(len(text.tokens) - text.prompt for text in texts)
+    report(f"samples  {len(texts)} of steps {texts[-1].step} to {texts[0].step}, {tokens:,} response tokens")
     held = math.ceil(len(texts) * HELD_OUT)
     unseen, seen = states(base, texts[:held]), states(base, texts[held:])
-    output_VD = policy.get_output_embeddings().weight.detach().float()
     head = _start(policy, seen, out, options, output_VD)
     report(f"head     {len(head.ids_R):,} of {len(output_VD):,} tokens")
     temperature = config.rollout.temperature or 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from rhymed.messages import EVAL
 from rhymed_store.inspect.browse import Browse
 
 BATCH_TOKENS = 4096  # of one forward pass, with padding
+STATES_BYTES = 4 << 30  # of hidden states
 
 
 class Text(NamedTuple):
@@ -36,14 +38,22 @@ class States:
 
 def newest(browse: Browse, most: int) -> list[Text]:
     """At most `most` samples of training, those of the newest steps; of one step spread over its prompts."""
-    found = [
+    found = (
         (response.info.id.step, response.info.id.index, prompt, response)
         for prompt in browse.ids()
         for response in browse.responses(prompt)
         if 0 <= response.info.id.step < EVAL and len(response.tokens) and len(response.prompt_tokens)
-    ]
-    found.sort(key=lambda row: (-row[0], row[1], row[2]))
-    return [_text(response.prompt_tokens, response.tokens, step) for step, _, _, response in found[:most]]
+    )
+    rows = heapq.nsmallest(
+        most, found, key=lambda row: (-row[0], row[1], row[2])
+    )  # not all in memory
+    return [_text(response.prompt_tokens, response.tokens, step) for step, _, _, response in rows]
+
+
+def fitting_in(texts: Sequence[Text], width: int, most_bytes: int = STATES_BYTES) -> list[Text]:
+    """The texts, long responses cut so that the hidden states of all fit. `width`: of the policy."""
+    most = max(1, most_bytes // (4 * width * len(texts)))  # float32
+    return [text._replace(tokens=text.tokens[: text.prompt + most]) for text in texts]
 
 
 def _text(prompt: NDArray[Any], response: NDArray[Any], step: int) -> Text:

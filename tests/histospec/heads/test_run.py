@@ -10,7 +10,7 @@ import pytest
 from rhymed.cli import main
 from rhymed.config import Config
 from rhymed.histospec.heads.place import head_file
-from rhymed.histospec.heads.samples import newest
+from rhymed.histospec.heads.samples import fitting_in, newest
 from rhymed.messages import EVAL
 from rhymed_store.shards.browse import StoreReader
 from tests.history.folders import APPLES, PEARS, Sample, write_store
@@ -48,6 +48,9 @@ def test_the_newest_samples_of_training_are_learned_from(tmp_path, tiny_model):
     assert [text.step for text in texts] == [2] * 8 + [1] * 2
     assert [text.prompt for text in texts] == [3] * 10
     assert len(texts[0].tokens) == 33
+    cut = fitting_in(texts, width=64, most_bytes=10 * 4 * 64 * 20)
+    assert [(len(text.tokens), text.prompt) for text in cut] == [(3 + 20, 3)] * 10
+    assert [len(text.tokens) for text in fitting_in(texts, width=64)] == [33] * 10
 
 
 @pytest.mark.slow
