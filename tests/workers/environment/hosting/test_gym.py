@@ -48,7 +48,7 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
 def test_the_example_is_one_of_theirs(tmp_path: Path) -> None:
     folder = Path(__file__).parents[4] / "examples/skyrl"
     config = Config.model_validate(tomllib.loads((folder / "config.toml").read_text()))
-    for name, count in (("train", 32), ("held_out", 8)):
+    for name, count in (("train", 64), ("held_out", 32)):
         lines = (folder / f"{name}.jsonl").read_text().splitlines()
         assert len(lines) == count
         with hosted(tmp_path, place=config.environment.factory, max_turns=config.environment.max_turns) as asked:
