@@ -44,9 +44,7 @@ def newest(browse: Browse, most: int) -> list[Text]:
         for response in browse.responses(prompt)
         if 0 <= response.info.id.step < EVAL and len(response.tokens) and len(response.prompt_tokens)
     )
-    rows = heapq.nsmallest(
-        most, found, key=lambda row: (-row[0], row[1], row[2])
-    )  # not all in memory
+    rows = heapq.nsmallest(most, found, key=lambda row: (-row[0], row[1], row[2]))  # not all in memory
     return [_text(response.prompt_tokens, response.tokens, step) for step, _, _, response in rows]
 
 
