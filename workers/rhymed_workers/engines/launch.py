@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 BATCH_TOKENS = 2048  # in one forward pass, at least; more would only make running samples wait longer on a CPU
 LOGGING = "VLLM_LOGGING_CONFIG_PATH"
 RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
+RENDERERS = "vllm.renderers.base"
 CPU_ENVIRONMENT = {
     # Threads that spin at a barrier while trainer and scorers use the cores waste whole time slices: measured 1.3
     # instead of 8 tokens/s with 2 cores shared by 5 busy threads.
@@ -166,6 +167,7 @@ def _logging_file() -> Path:
         "loggers": {
             "vllm": {"handlers": ["out"], "level": "INFO", "propagate": False},
             RELOAD: {"level": "ERROR"},  # it warns at every update of layers without weights of their own
+            RENDERERS: {"level": "ERROR"},  # it warms up a chat template, with a traceback where there is no tokenizer
         },
     }
     path = _logging_path()
