@@ -167,7 +167,7 @@ def _logging_file() -> Path:
         "loggers": {
             "vllm": {"handlers": ["out"], "level": "INFO", "propagate": False},
             RELOAD: {"level": "ERROR"},  # it warns at every update of layers without weights of their own
-            RENDERERS: {"level": "ERROR"},  # it warms up a chat template, with a traceback where there is no tokenizer
+            RENDERERS: {"level": "ERROR"},  # a traceback where there is no tokenizer for chats
         },
     }
     path = _logging_path()
