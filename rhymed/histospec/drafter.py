@@ -197,7 +197,7 @@ class Drafter:
             self._calibration,
             self._trust,
             None if self._matching.backoff else batch.noise,
-            self.recent.index,
+            self.recent.index if self._settings.responses else None,
         )
         if batch.stops is not None:
             end_at(drafts, batch.stops)

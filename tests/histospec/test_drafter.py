@@ -57,8 +57,9 @@ def test_a_response_is_a_draft_for_other_prompts_once_it_has_ended(engine: Engin
     assert account.accepted > 40
 
 
-def test_the_papers_matching_has_only_the_prompts_own_history() -> None:
-    engine, script = Engine(budget="fixed", matching="paper"), words(0)
+@pytest.mark.parametrize("settings", [{"matching": "paper"}, {"responses": 0}], ids=str)
+def test_the_papers_matching_and_drafts_without_history_leave_other_prompts_out(settings: dict[str, object]) -> None:
+    engine, script = Engine(budget="fixed", **settings), words(0)
     for prompt in "pq":
         engine.add(prompt, script, prompt=prompt)
         engine.finish()
