@@ -2,7 +2,7 @@
 
 python examples/skyrl/rows.py
 
-The questions of GSM8K themselves are too hard for a model of 135 million parameters: it never has a reward. For a
+The questions of GSM8K themselves are too hard for a model of 135 million parameters: it has hardly ever a reward. For a
 larger one make rows of these: `ground_truth` is what follows "####" in an answer.
 """
 
