@@ -2,8 +2,8 @@
 
 python examples/skyrl/rows.py
 
-The questions of GSM8K themselves are too hard for a model of 135 million parameters: it has hardly ever a reward. For a
-larger one make rows of these: `ground_truth` is what follows "####" in an answer.
+The questions of GSM8K themselves are too hard for a model of 135 million parameters: hardly any answer has a reward.
+For a larger one make rows of these: `ground_truth` is what follows "####" in an answer.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Processes with environments that do not start: whose fault it is, and who goes on."""
+"""Processes with environments that do not start: what is at fault, and which samples continue."""
 
 from __future__ import annotations
 

@@ -167,13 +167,13 @@ class Environments:
         try:
             async with self._starting:
                 await self._start()
-        except EnvironmentFailed as error:  # the others have ended meanwhile: whoever needs one starts it
+        except EnvironmentFailed as error:  # none is left: who needs one starts it
             log.warning("%s", error)
         finally:
             self._more = None
 
     async def _start(self) -> None:
-        """Raises `EnvironmentUnusable` and `EnvironmentDown` if there is no other, whose samples can go on."""
+        """Raises `EnvironmentUnusable` and `EnvironmentDown` if no other one is left."""
         try:
             self._processes.append(await EnvironmentProcess.start(self._config))
         except (EnvironmentFailed, OSError) as error:

@@ -103,8 +103,7 @@ class EnvironmentProcess(Caged):
             raise EnvironmentFailed(f"{self._what} was not loaded within {deadline_s:g} s") from None
         except (ProcessEnded, msgspec.MsgspecError) as error:
             end = await self.explain_end(error)
-            # Of a process that is slow to end, as on a machine without memory, it is not known what ended it.
-            kind = EnvironmentUnusable if self.exited or not isinstance(error, ProcessEnded) else EnvironmentLost
+            kind = EnvironmentUnusable if self.ended_itself(error) else EnvironmentLost
             raise kind(f"loading {self._what}: the process ended with {end}") from None
         if self.ready.error:
             raise (EnvironmentFailed if config.environment.url else EnvironmentUnusable)(self.ready.error)

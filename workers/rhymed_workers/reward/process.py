@@ -71,8 +71,7 @@ class ScoringProcess(Caged):
             raise RewardError(f"scorer {names} was not loaded within {deadline_s:g} s") from None
         except (ProcessEnded, msgspec.MsgspecError) as error:
             end = await self.explain_end(error)
-            # Of a process that is slow to end, as on a machine without memory, it is not known what ended it.
-            kind = RewardError if self.exited or not isinstance(error, ProcessEnded) else ScorerKilled
+            kind = RewardError if self.ended_itself(error) else ScorerKilled
             raise kind(f"loading scorer {names}: the process ended with {end}") from None
         if ready.error is not None:
             raise RewardError(ready.error)

@@ -157,7 +157,7 @@ class Generation:
         writing, ready = asyncio.create_task(work), asyncio.create_task(self._until_ready(sample, oldest))
         try:
             await asyncio.wait({writing, ready}, return_when=asyncio.FIRST_COMPLETED)
-            if sample.id not in self._guessed:  # else the engine, which was told to end it, has it
+            if sample.id not in self._guessed:  # else the engine ends it
                 writing.cancel()  # a call of the copy may take long, and the sample does not need it
             await asyncio.wait({writing})
         finally:

@@ -129,6 +129,11 @@ class Caged:
         hints[signal.SIGKILL] = " (what the kernel sends when the machine's memory is used up)"
         return f"signal {signal.Signals(-code).name}{self.reason() or hints.get(signal.Signals(-code), '')}"
 
+    def ended_itself(self, error: Exception) -> bool:
+        """Whether its code is at fault, after `explain_end(error)`: it exited, or wrote what cannot be read. Of a
+        process that is slow to end, as on a machine without memory, it is not known what ended it."""
+        return self.exited or not isinstance(error, ProcessEnded)
+
     def reason(self) -> str:
         """Why the guard ended it; empty if it did not."""
         return f": {too_many(self._limits)}" if self._end.get("too_many") else ""
