@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from tests.stress.run import LiveRun, Shape
 
 ENDLESS = 1_000_000  # steps
 OFTEN = ("environment", "tool", "rollout") * 2  # besides once each: between these the run makes progress
+MORE = 40  # faults of environments at most, until one hit what it should
 CALM_STEPS = 7  # after the last fault: checkpoints cover what was under fire
 
 
@@ -39,6 +40,7 @@ class Siege(FaultInjector):
     """Ends the run itself, when it has trained some steps without faults. Ctrl-C ends the faults; once more, all."""
 
     measures = False  # what it lost of turns: the engine's clock does not tell
+    enough: Callable[[], bool] = staticmethod(lambda: True)  # what the faults should hit was hit
 
     async def run(self) -> Outcome:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._enough)
@@ -49,6 +51,11 @@ class Siege(FaultInjector):
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
     async def _end(self) -> None:
+        for _ in range(MORE):
+            if self.enough() or not await self._is_running():
+                break
+            await asyncio.sleep(self._schedule.pause_s())
+            await self._inject("environment")
         goal, seen, since = self._step() + CALM_STEPS, -1, time.monotonic()
         while await self._is_running() and (step := self._step()) < goal:
             if step != seen:
@@ -82,7 +89,10 @@ def run(
     shape = Shape(ENDLESS, 3, 2, prompts=120, settings=settings, override=override)
     faults = FaultSchedule(seed, kills or (36 if quick else 1000), every or 2.5, kinds)
     with LiveRun(shape.write(folder, "agents")) as live:
-        outcome = asyncio.run(Siege(live, faults, Throughput([])).run())
+        siege = Siege(live, faults, Throughput([]))
+        if of_programs:
+            siege.enough = lambda: programs.again(programs.read(folder / "program.log")) > 0
+        outcome = asyncio.run(siege.run())
     with live.browse() as browse:
         made = programs.judge(folder, browse) if of_programs else calls.judge(folder, browse)
     result = _judge(live, outcome, made)

@@ -54,7 +54,7 @@ for number in range(4):
     hashed = zlib.crc32(text.encode())
     if hashed % 3 == 0:
         break
-    time.sleep(hashed % 50 / 1000)
+    time.sleep(hashed % 100 / 100)  # most of its life: a kill finds programs that were answered
     messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"{hashed % 97}?"}]
 '''
 
@@ -94,10 +94,10 @@ class Told:
 
 def judge(folder: Path, browse: Browse) -> Told:
     """`folder`: of the program."""
-    found, asked = Told(), read(folder / "program.log")
+    asked = read(folder / "program.log")
+    found = Told(again=again(asked))
     for sample, calls in asked.items():
         for number, times in calls.items():
-            found.again += len(times) - 1
             if len(set(times)) > 1:
                 found.wrong.append(f"call {number} of {sample} was answered in {len(set(times))} ways")
     for prompt in browse.ids():
@@ -113,6 +113,11 @@ def read(file: Path) -> Asked:
         sample, number, digest, answer = json.loads(line)
         asked[sample][number].append((digest, answer))
     return asked
+
+
+def again(asked: Asked) -> int:
+    """Calls that a second program of a sample made again."""
+    return sum(len(times) - 1 for calls in asked.values() for times in calls.values())
 
 
 def _check(response: Response, asked: Asked, found: Told) -> None:

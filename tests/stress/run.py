@@ -77,6 +77,7 @@ class Shape:
     epochs: float = 3.3  # of the dataset, in all steps
     prompts: int = 0  # in the dataset; 0: as many as give `epochs` epochs
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # by section, over those of `config`
+    scorer: str = REWARD  # the text of its file
     override: Sequence[str] = ()  # KEY=VALUE, over that
 
     def config(self, folder: Path, name: str) -> Config:
@@ -118,7 +119,7 @@ class Shape:
         prompts = self.prompts or max(per_step, round(self.steps * per_step / self.epochs))
         rows = ({"prompt": f"write down {number} things"} for number in range(prompts))
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / "reward.py").write_text(REWARD)
+        (folder / "reward.py").write_text(self.scorer)
         file.write_text(config.model_dump_json(indent=1))
         return file
 

@@ -10,6 +10,7 @@ passes when every sample was trained once, the bits are those of a calm run of `
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,21 @@ from tests.stress.cluster import Cluster
 from tests.stress.run import LiveRun, Shape
 
 NODES = 3
+HOLD = "hold"  # while this file is there, nothing is scored
+SCORER = '''"""A reward that depends on every token, and waits while the run is held."""
+
+import os
+import time
+import zlib
+
+FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hold")
+
+
+def reward(completions, **columns):
+    while os.path.exists(FILE):
+        time.sleep(0.05)
+    return [zlib.crc32(text.encode()) % 1001 / 1000 for text in completions]
+'''
 STEP_S = 240.0  # for a step between faults, after which the run hangs
 END_S = 120.0
 
@@ -43,7 +59,7 @@ END_S = 120.0
 class Fault(NamedTuple):
     name: str
     act: Callable[[Cluster, dict[str, str], Path], None]  # cluster, name -> job id, folder of the scripts
-    joins: int = 1  # of rollout workers that come back
+    joins: int = 1  # of rollout workers that come back; the run is held until they have
 
 
 FAULTS = [
@@ -73,13 +89,12 @@ def run(
 ) -> dict[str, Any]:
     """`steps`: of each run; `out`: a folder that keeps the runs."""
     folder = (out or Path(tempfile.mkdtemp(prefix="rhymed-slurm-"))).resolve()
-    shape = Shape(steps or (28 if quick else 140), rollout=3, reward=1)
+    patient = {"reward": {"timeout_s": 2 * STEP_S}, "schedule": {"stuck_after_s": 20 * STEP_S}}
+    shape = Shape(steps or (28 if quick else 140), rollout=3, reward=1, settings=patient, scorer=SCORER)
     calm = _calm(shape, folder)
     with Cluster(folder / "cluster", NODES) as cluster:
-        broken, joins = _on_cluster(shape, folder, cluster, faults)
-    least = shape.rollout + sum(fault.joins for fault in faults)
-    few = [f"only {joins} joins of rollout workers, not {least}: not all came back"] if joins < least else []
-    result = _judge(calm, broken, few + _copied(folder / "shared", shape.steps)) | {"joins": joins}
+        broken = _on_cluster(shape, folder, cluster, faults)
+    result = _judge(calm, broken, _copied(folder / "shared", shape.steps)) | {"joins": _joins(broken)}
     result["folder"] = str(folder)
     for fault in result["wrong"][:20]:
         print(f"wrong: {fault}")
@@ -98,9 +113,9 @@ def _calm(shape: Shape, folder: Path) -> RunLayout:
     return live.where
 
 
-def _on_cluster(shape: Shape, folder: Path, cluster: Cluster, faults: Sequence[Fault]) -> tuple[RunLayout, int]:
+def _on_cluster(shape: Shape, folder: Path, cluster: Cluster, faults: Sequence[Fault]) -> RunLayout:
     (folder / "shared").mkdir()
-    copied = dataclasses.replace(shape, settings={"run": {"remote": str(folder / "shared")}})
+    copied = dataclasses.replace(shape, settings=shape.settings | {"run": {"remote": str(folder / "shared")}})
     file = copied.write(folder, "broken")
     where, scripts = layout_of(load_config(file)), folder / "broken-slurm"
     ids = _launch(cluster, file, scripts)
@@ -109,12 +124,34 @@ def _on_cluster(shape: Shape, folder: Path, cluster: Cluster, faults: Sequence[F
         wanted = number * every
         cluster.until(lambda wanted=wanted: _steps(where) >= wanted, f"step {wanted}", STEP_S)  # type: ignore[misc]
         print(f"{time.monotonic() - began:6.1f} s  step {_steps(where)}: {fault.name}", flush=True)
-        fault.act(cluster, ids, scripts)
+        with _held(cluster, folder, where, fault):
+            fault.act(cluster, ids, scripts)
     cluster.until(lambda: _steps(where) >= shape.steps, "the last step", STEP_S)
     cluster.until(lambda: not cluster.jobs(), "all jobs have ended", END_S)
     print(f"{time.monotonic() - began:6.1f} s  all jobs have ended", flush=True)
+    return where
+
+
+@contextlib.contextmanager
+def _held(cluster: Cluster, folder: Path, where: RunLayout, fault: Fault) -> Iterator[None]:
+    """Nothing is scored from before the fault until the workers that it costs are back: Slurm takes its time, and the
+    run must not end before them."""
+    if not fault.joins:
+        yield
+        return
+    wanted = _joins(where) + fault.joins
+    (folder / HOLD).touch()
+    try:
+        yield
+        cluster.until(lambda: _joins(where) >= wanted, f"{wanted} joins of rollout workers", STEP_S)
+    finally:
+        (folder / HOLD).unlink()
+
+
+def _joins(where: RunLayout) -> int:
+    """Of rollout workers so far."""
     log = (where.folder / "logs" / "broker.log").read_text()
-    return where, sum(" joined " in line and "rollout-" in line for line in log.splitlines())
+    return sum(" joined " in line and "rollout-" in line for line in log.splitlines())
 
 
 def _launch(cluster: Cluster, file: Path, scripts: Path) -> dict[str, str]:
@@ -168,7 +205,8 @@ def _node_down(cluster: Cluster, rollout: str) -> None:
     """The node of the array's last element; Slurm requeues what ran there."""
     node = cluster.call("squeue", "-h", "-r", "-j", f"{rollout}_2", "-o", "%N")
     cluster.call("scontrol", "update", f"nodename={node}", "state=down", "reason=stress")
-    cluster.call("scontrol", "update", f"nodename={node}", "state=resume")
+    with contextlib.suppress(ConfigError):  # it is back already if its slurmd reported meanwhile (ReturnToService=2)
+        cluster.call("scontrol", "update", f"nodename={node}", "state=resume")
 
 
 def _steps(where: RunLayout) -> int:

@@ -32,7 +32,7 @@ def test_whatever_dies_no_call_is_made_twice_that_must_not_be(tmp_path: Path) ->
 def test_whatever_dies_the_next_program_of_a_sample_is_answered_as_the_one_before(tmp_path: Path) -> None:
     found = agents.run(True, kills=16, seed=5, out=tmp_path / "run", of_programs=True)
     assert found["wrong"] == [], found
-    assert found["kills"] == 16
+    assert found["kills"] >= 16  # more, until a program that had been answered was started again
     assert found["dropped"] == 0
     assert found["again"]
 
