@@ -179,7 +179,11 @@ class EnvironmentDown(EnvironmentFailed):
 
 
 class EnvironmentLost(EnvironmentFailed):
-    pass
+    """`begun`: user code may have run for the request that failed."""
+
+    def __init__(self, text: str, *, begun: bool = True) -> None:
+        super().__init__(text)
+        self.begun = begun
 
 
 class CallRefused(RhymedError):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rhymed.config import Config
+from rhymed.errors import EnvironmentFailed, EnvironmentLost
 from rhymed.messages import EVAL, SampleId, Turn
 from rhymed.run.layout import layout_of
 from rhymed_store.client import StoreClient
@@ -23,10 +24,12 @@ from rhymed_workers.environment.actor import INTERRUPTED, Actor
 from rhymed_workers.environment.pool import Environments
 from rhymed_workers.sessions.dialogue import Dialogue
 from tests.workers.environment.openenv.servers import SAY, playing
-from tests.workers.peers import ROWS, ids
+from tests.workers.peers import ROWS, ids, until
 
 FILE = '''
+import asyncio
 import os
+import time
 
 LOG = os.path.join(os.path.dirname(os.path.abspath(__file__)), "calls.log")
 
@@ -53,6 +56,26 @@ def look(key: str) -> str:
     return "seen " + key
 
 look.idempotent = True
+
+def leave(key: str) -> str:
+    """Ends its process when a file is there.
+
+    Args:
+        key: Of the file.
+    """
+    note("leave")
+    while not os.path.exists(os.path.join(os.path.dirname(LOG), key)):
+        time.sleep(0.01)
+    os._exit(3)
+
+async def wait(key: str) -> str:
+    """Does not end.
+
+    Args:
+        key: Any.
+    """
+    note(key)
+    await asyncio.sleep(600)
 
 class Counter:
     def reset(self, **row):
@@ -137,8 +160,8 @@ async def write(
     await put_turns(client, [NewTurn(sample, number, turn, tokens, np.full(len(tokens), -1.0, np.float32))])
 
 
-async def last_answer(client: StoreClient) -> str:
-    stored = await get_session(client, ONE)
+async def last_answer(client: StoreClient, sample: SampleId = ONE) -> str:
+    stored = await get_session(client, sample)
     return bytes(stored.answers[-1].astype("u1")).decode()
 
 
@@ -155,6 +178,29 @@ async def test_calls_that_had_begun_are_not_made_again_and_the_policy_reads_why(
         await write(client, 1, ("spend", "c"))
         assert await actor.act(ONE) is None
         assert (await last_answer(client), made(tmp_path)) == ("\n\nspent c\n\n", ["c"])
+
+
+async def test_a_call_that_waited_in_a_process_that_another_call_ended_is_made_then(
+    worker: Make, client: StoreClient, tmp_path: Path
+) -> None:
+    first, second, third = ids()[:3]
+    async with worker(tools="spend,leave,wait") as actor:
+        for id, tool, key in ((first, "leave", "now"), (second, "wait", "a"), (third, "spend", "b")):
+            await actor.act(id)
+            await write(client, 0, (tool, key), sample=id)
+        (process,) = actor._pool._processes
+        acting = []
+        for waiting, id in enumerate((first, second, third), 1):
+            acting.append(asyncio.create_task(actor.act(id)))
+            await until(lambda waiting=waiting: process.waiting == waiting)
+            await until(lambda waiting=waiting: len(made(tmp_path)) == min(waiting, 2))
+        (tmp_path / "now").touch()
+        ended = await asyncio.gather(*acting, return_exceptions=True)
+        assert [type(error) for error in ended] == [EnvironmentFailed, EnvironmentLost, EnvironmentLost]
+        await asyncio.gather(actor.act(second), actor.act(third))
+        assert INTERRUPTED in await last_answer(client, second)
+        assert await last_answer(client, third) == "\n\nspent b\n\n"
+        assert made(tmp_path) == ["leave", "a", "b"]
 
 
 async def test_calls_that_may_be_made_again_are(worker: Make, client: StoreClient, tmp_path: Path) -> None:

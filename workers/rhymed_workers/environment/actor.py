@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rhymed import messages
 from rhymed.config import Config
-from rhymed.errors import EnvironmentFailed
+from rhymed.errors import EnvironmentFailed, EnvironmentLost
 from rhymed.inputs import render
 from rhymed.inputs.rows import Row
 from rhymed.service.logline import cause
@@ -48,6 +48,7 @@ class Actor:
         )
         self.calls = self.errors = self.rebuilt = 0
         self._opened: set[messages.SampleId] = set()  # of factory or url: tools have no state
+        self._unmade: dict[messages.SampleId, tuple[int, str]] = {}  # number and attempt of calls that no code began
         self.unreported: dict[messages.SampleId, list[messages.Call]] = {}  # calls; who reports the sample takes them
 
     @property
@@ -58,6 +59,7 @@ class Actor:
     async def close(self, id: messages.SampleId) -> None:
         """Ends its environment, if it is here."""
         self._opened.discard(id)
+        self._unmade.pop(id, None)
         await self._pool.close(str(id))
 
     async def act(self, id: messages.SampleId) -> messages.SampleInfo | None:
@@ -126,12 +128,19 @@ class Actor:
         return sampling_for(self._config.rollout, self._config.eval, self._config.run.seed, id).max_tokens
 
     async def _step(self, id: messages.SampleId, stored: StoredSession, read: Read, *, last: bool) -> Stepped:
+        number, attempt = len(stored.turns) - 1, ""
         if self._pool.about.kind != "text" and {call.name for call in read.calls} - self._repeatable:
-            number, attempt = len(stored.turns) - 1, secrets.token_hex(8)
+            before, made = self._unmade.pop(id, (-1, ""))
+            attempt = made if before == number else secrets.token_hex(8)
             first = await retry(lambda: begin_calls(self._store, id, number, attempt), "recording that calls begin")
             if not first:
                 return _interrupted(read)
-        stepped = await self._pool.step(str(id), read, last=last)
+        try:
+            stepped = await self._pool.step(str(id), read, last=last)
+        except EnvironmentLost as error:
+            if attempt and not error.begun:  # it waited in a process that was killed for another's call
+                self._unmade[id] = number, attempt
+            raise
         self.calls += len(stepped.calls)
         self.errors += sum(bool(call.error) for call in stepped.calls)
         return stepped

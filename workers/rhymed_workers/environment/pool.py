@@ -105,7 +105,7 @@ class Environments:
         """The environment's answer to a turn."""
         process = await self._least() if self.about.kind == "tools" else self._host(name)
         if process is None:
-            raise EnvironmentLost(f"the environment of {name} is lost")
+            raise EnvironmentLost(f"the environment of {name} is lost", begun=False)
         seen = process.names.get(name)
         if seen is not None:
             process.names[name] = UNKNOWN

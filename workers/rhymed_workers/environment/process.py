@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -31,13 +31,14 @@ GRACE_S = 5.0  # for a call that is cancelled to end
 
 
 class Asked:
-    """A request that has no answer yet. `phase` None: the process has not told it."""
+    """A request that has no answer yet. `phase` None: the process has not told it. `begun`: user code ran for it."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[Answer] = loop.create_future()
         self.place: asyncio.Future[str] = loop.create_future()
         self.phase: Phase | None = None
+        self.begun = False
         self.timer: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
@@ -60,6 +61,8 @@ class EnvironmentProcess(Caged):
         self._limit_s, self._what = settings.timeout_s, settings.stateful or settings.tools
         self._asked: dict[int, Asked] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: asyncio.Task[None] | None = None
+        self._why = ""  # it was killed
         self.ready = Ready()
         self.names: dict[str, int] = {}
 
@@ -91,7 +94,7 @@ class EnvironmentProcess(Caged):
         except BaseException:
             await started.kill()
             raise
-        started._do(started._listen())
+        started._listening = started._do(started._listen())
         return started
 
     async def _load(self, config: Config, deadline_s: float) -> None:
@@ -112,7 +115,7 @@ class EnvironmentProcess(Caged):
         """Raises `EnvironmentFailed`: the environment is broken, or has ended its process, which `usable` tells;
         `EnvironmentLost`: another one has; `DataError`: the sample's row is at fault."""
         if not self.usable:
-            raise EnvironmentLost(f"{self._what}: its process has ended")
+            raise EnvironmentLost(f"{self._what}: its process has ended", begun=False)
         number, asked = secrets.randbits(63), Asked()
         body = msgspec.msgpack.encode(msgspec.structs.replace(request, number=number))
         self._asked[number] = asked
@@ -127,8 +130,11 @@ class EnvironmentProcess(Caged):
         return answer
 
     async def kill(self) -> None:
+        """As of any process in a cage. What it had told until then is read first."""
         await super().kill()
-        _fail(self._asked, f"{self._what}: its process was ended")
+        if self._listening is not None and self._listening is not asyncio.current_task():
+            await asyncio.wait([self._listening], timeout=GRACE_S)
+        _fail(self._asked, self._ended())
 
     async def _listen(self) -> None:
         """Until the process ends."""
@@ -137,8 +143,12 @@ class EnvironmentProcess(Caged):
                 self._take(msgspec.msgpack.decode(await self.read(MOST_BYTES), type=Reply))
         except (ProcessEnded, msgspec.MsgspecError) as reason:
             asked, self._asked = self._asked, {}
-            blamed = _suspects(asked)
-            _fail(asked, f"{self._what}: its process ended with {await self.explain_end(reason)}", blamed)
+            drained, blamed = self.drained, [] if self._why else _suspects(asked)
+            end = await self.explain_end(reason)
+            _fail(asked, self._ended(f" with {end}"), blamed, drained=drained)
+
+    def _ended(self, how: str = "") -> str:
+        return self._why or f"{self._what}: its process ended{how}"
 
     def _take(self, reply: Any) -> None:
         asked = self._asked.get(reply.number)
@@ -149,6 +159,7 @@ class EnvironmentProcess(Caged):
         match reply:
             case Moved(phase=phase):
                 asked.phase = phase
+                asked.begun |= phase in ("sync", "async")
                 self._watch(reply.number, phase)
             case Place(frames=frames):
                 if not asked.place.done():
@@ -176,7 +187,7 @@ class EnvironmentProcess(Caged):
                 asked.fail(EnvironmentLost(f"{waited} for others in its process"))
                 return
             # No request is with user code, and none gets there: a thread or a handler of that code has the process.
-            _fail(self._asked, f"{waited} in a process that did nothing, and was killed")
+            self._why = f"{waited} in a process that did nothing, and was killed"
             await self.kill()
             return
         with contextlib.suppress(TimeoutError, ProcessEnded):
@@ -185,14 +196,15 @@ class EnvironmentProcess(Caged):
         place = hung_at(asked.place.result(), self._what.rpartition(":")[0]) if asked.place.done() else ""
         if number in self._asked:  # else it has ended in the last moment
             ending = "took longer than environment.timeout_s"
-            why = f"{self._what} {ending} = {self._limit_s:g} s and was killed{place}{self.reason()}"
-            _fail(self._asked, why, [number])
+            self._why = f"{self._what} {ending} = {self._limit_s:g} s and was killed{place}{self.reason()}"
+            self._asked.pop(number).fail(EnvironmentFailed(self._why))
             await self.kill()
 
-    def _do(self, work: Any) -> None:
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _suspects(asked: dict[int, Asked]) -> list[int]:
@@ -202,8 +214,10 @@ def _suspects(asked: dict[int, Asked]) -> list[int]:
     return running or [number for number, each in asked.items() if each.phase == "async"]
 
 
-def _fail(asked: dict[int, Asked], why: str, blamed: Sequence[int] = ()) -> None:
-    """All that has no answer: the process has ended, or will."""
+def _fail(asked: dict[int, Asked], why: str, blamed: Sequence[int] = (), *, drained: bool = False) -> None:
+    """All that has no answer: the process has ended. `drained`: all that it told was read, and it tells when user
+    code begins before that code does."""
     for number, each in asked.items():
-        each.fail(EnvironmentFailed(why) if number in blamed else EnvironmentLost(why))
+        lost = EnvironmentLost(why, begun=each.begun or not drained)
+        each.fail(EnvironmentFailed(why) if number in blamed else lost)
     asked.clear()

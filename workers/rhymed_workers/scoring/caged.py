@@ -71,6 +71,11 @@ class Caged:
     def usable(self) -> bool:
         return self.alive and self._process.returncode is None and not _has_ended(self.pid)
 
+    @property
+    def drained(self) -> bool:
+        """Whether all that it wrote was read, and nothing can follow."""
+        return self._process.stdout is not None and self._process.stdout.at_eof()
+
     async def traceback(self) -> str:
         """Where the scorer is now, as faulthandler writes it; empty if it does not answer."""
         assert self._process.stdout is not None
