@@ -36,11 +36,12 @@ def workloads(model: Path | None = None) -> Iterator[BenchWorkload]:
     if model is not None and (model / "store").is_dir():
         yield _of_run(model)
         return
-    if model is None or model == OUT:
+    policy = model is not None and model.resolve() == OUT.resolve()  # any other folder is asked other questions
+    if model is None or policy:
         if not (OUT / "train.jsonl").is_file():
             raise ConfigError(f"{OUT} does not exist: `make bench-model` builds it")
         yield _workload("bench policy", Config(model=Model(path=str(OUT)), data=Data(path=str(OUT / "train.jsonl"))))
-    if model != OUT:
+    if not policy:
         chat = Model(path=str(model)) if model else Model()
         questions = Data(task="chain_sum", args=QUESTIONS, size=PROMPTS)
         yield _workload(Path(chat.path).name, Config(model=chat, data=questions), CHAT_RESPONSE)

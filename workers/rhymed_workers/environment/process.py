@@ -197,7 +197,7 @@ class EnvironmentProcess(Caged):
         if number in self._asked:  # else it has ended in the last moment
             ending = "took longer than environment.timeout_s"
             self._why = f"{self._what} {ending} = {self._limit_s:g} s and was killed{place}{self.reason()}"
-            self._asked.pop(number).fail(EnvironmentFailed(self._why))
+            self._asked[number].fail(EnvironmentFailed(self._why))
             await self.kill()
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
