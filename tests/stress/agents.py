@@ -40,21 +40,26 @@ class Siege(FaultInjector):
     """Ends the run itself, when it has trained some steps without faults. Ctrl-C ends the faults; once more, all."""
 
     measures = False  # what it lost of turns: the engine's clock does not tell
-    enough: Callable[[], bool] = staticmethod(lambda: True)  # what the faults should hit was hit
+    hit: Callable[[], bool] = staticmethod(lambda: True)  # whether the faults hit what they should
+    progress: Callable[[], int] = staticmethod(lambda: 0)  # grows while the run does what the faults should hit
+    _stopped_by_user = False
 
     async def run(self) -> Outcome:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._enough)
         return await super().run()
 
     def _enough(self) -> None:
-        self._schedule.count = 0
+        self._schedule.count, self._stopped_by_user = 0, True
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
     async def _end(self) -> None:
         for _ in range(MORE):
-            if self.enough() or not await self._is_running():
+            if self._stopped_by_user or self.hit() or not await self._is_running():
                 break
-            await asyncio.sleep(self._schedule.pause_s())
+            before, until = self.progress(), time.monotonic() + STUCK_S
+            while self.progress() == before and time.monotonic() < until:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(self._schedule.draw.uniform(0.0, 0.3))
             await self._inject("environment")
         goal, seen, since = self._step() + CALM_STEPS, -1, time.monotonic()
         while await self._is_running() and (step := self._step()) < goal:
@@ -91,7 +96,8 @@ def run(
     with LiveRun(shape.write(folder, "agents")) as live:
         siege = Siege(live, faults, Throughput([]))
         if of_programs:
-            siege.enough = lambda: programs.again(programs.read(folder / "program.log")) > 0
+            siege.hit = lambda: programs.again(programs.read(folder / "program.log")) > 0
+            siege.progress = lambda: len(programs.read(folder / "program.log"))
         outcome = asyncio.run(siege.run())
     with live.browse() as browse:
         made = programs.judge(folder, browse) if of_programs else calls.judge(folder, browse)

@@ -109,7 +109,8 @@ def judge(folder: Path, browse: Browse) -> Told:
 
 def read(file: Path) -> Asked:
     asked: dict[str, dict[int, list[tuple[str, str]]]] = defaultdict(lambda: defaultdict(list))
-    for line in file.read_text().splitlines() if file.exists() else ():
+    text = file.read_text() if file.exists() else ""
+    for line in text[: text.rfind("\n") + 1].splitlines():  # a line may be being written
         sample, number, digest, answer = json.loads(line)
         asked[sample][number].append((digest, answer))
     return asked

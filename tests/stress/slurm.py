@@ -189,7 +189,7 @@ def _second_head(cluster: Cluster, folder: Path) -> None:
 
 def _preempt(cluster: Cluster, rollout: str) -> None:
     """By a job of a partition of higher priority that wants the whole node of an element."""
-    node = cluster.call("squeue", "-h", "-r", "-j", f"{rollout}_2", "-o", "%N")
+    node = _node(cluster, rollout)
     words = [
         "sbatch",
         "--partition=urgent",
@@ -202,11 +202,18 @@ def _preempt(cluster: Cluster, rollout: str) -> None:
 
 
 def _node_down(cluster: Cluster, rollout: str) -> None:
-    """The node of the array's last element; Slurm requeues what ran there."""
-    node = cluster.call("squeue", "-h", "-r", "-j", f"{rollout}_2", "-o", "%N")
+    """Slurm requeues what ran there."""
+    node = _node(cluster, rollout)
     cluster.call("scontrol", "update", f"nodename={node}", "state=down", "reason=stress")
     with contextlib.suppress(ConfigError):  # it is back already if its slurmd reported meanwhile (ReturnToService=2)
         cluster.call("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+def _node(cluster: Cluster, rollout: str) -> str:
+    """Of the array's last element, once it has one."""
+    words = ["squeue", "-h", "-r", "-j", f"{rollout}_2", "-o", "%N"]
+    cluster.until(lambda: bool(cluster.call(*words)), "the last element runs")
+    return cluster.call(*words)
 
 
 def _steps(where: RunLayout) -> int:

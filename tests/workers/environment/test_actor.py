@@ -136,7 +136,10 @@ def worker(config: Config, client: StoreClient, tmp_path: Path) -> Make:
 
     @contextlib.asynccontextmanager
     async def make(**settings: Any) -> AsyncIterator[Actor]:
-        named = {name: f"{tmp_path}/mine.py:{value}" for name, value in settings.items()}
+        named = {
+            name: f"{tmp_path}/mine.py:{value}" if isinstance(value, str) else value
+            for name, value in settings.items()
+        }
         own = config.model_copy(update={"environment": config.environment.model_copy(update=named)})
         async with Environments(own) as pool:
             yield Actor(own, client, pool, Dialogue(None, pool.about.tools, 100))
@@ -184,7 +187,7 @@ async def test_a_call_that_waited_in_a_process_that_another_call_ended_is_made_t
     worker: Make, client: StoreClient, tmp_path: Path
 ) -> None:
     first, second, third = ids()[:3]
-    async with worker(tools="spend,leave,wait") as actor:
+    async with worker(tools="spend,leave,wait", processes=1) as actor:
         for id, tool, key in ((first, "leave", "now"), (second, "wait", "a"), (third, "spend", "b")):
             await actor.act(id)
             await write(client, 0, (tool, key), sample=id)

@@ -130,11 +130,12 @@ class Actor:
     async def _step(self, id: messages.SampleId, stored: StoredSession, read: Read, *, last: bool) -> Stepped:
         number, attempt = len(stored.turns) - 1, ""
         if self._pool.about.kind != "text" and {call.name for call in read.calls} - self._repeatable:
-            before, made = self._unmade.pop(id, (-1, ""))
-            attempt = made if before == number else secrets.token_hex(8)
+            before, unmade = self._unmade.get(id, (-1, ""))
+            attempt = unmade if before == number else secrets.token_hex(8)
             first = await retry(lambda: begin_calls(self._store, id, number, attempt), "recording that calls begin")
             if not first:
                 return _interrupted(read)
+        self._unmade.pop(id, None)
         try:
             stepped = await self._pool.step(str(id), read, last=last)
         except EnvironmentLost as error:

@@ -67,6 +67,10 @@ class EnvironmentProcess(Caged):
         self.names: dict[str, int] = {}
 
     @property
+    def usable(self) -> bool:
+        return super().usable and not self.drained
+
+    @property
     def waiting(self) -> int:
         """Requests without an answer."""
         return len(self._asked)
@@ -134,7 +138,7 @@ class EnvironmentProcess(Caged):
         await super().kill()
         if self._listening is not None and self._listening is not asyncio.current_task():
             await asyncio.wait([self._listening], timeout=GRACE_S)
-        _fail(self._asked, self._ended())
+        _fail(self._asked, self._ended(), drained=self.drained)
 
     async def _listen(self) -> None:
         """Until the process ends."""
@@ -143,7 +147,8 @@ class EnvironmentProcess(Caged):
                 self._take(msgspec.msgpack.decode(await self.read(MOST_BYTES), type=Reply))
         except (ProcessEnded, msgspec.MsgspecError) as reason:
             asked, self._asked = self._asked, {}
-            drained, blamed = self.drained, [] if self._why else _suspects(asked)
+            blamed = [] if self._why else _suspects(asked)
+            drained = await self.ends() and self.drained  # a process that lives on may only have closed its pipe
             end = await self.explain_end(reason)
             _fail(asked, self._ended(f" with {end}"), blamed, drained=drained)
 
@@ -179,7 +184,7 @@ class EnvironmentProcess(Caged):
 
     async def _late(self, number: int, phase: Phase) -> None:
         asked = self._asked.get(number)
-        if asked is None or not self.alive:
+        if asked is None or not self.alive or self._why:
             return
         if phase == "queued":
             waited = f"{self._what} waited {QUEUED * self._limit_s:g} s"
@@ -194,7 +199,7 @@ class EnvironmentProcess(Caged):
             await self.write(msgspec.msgpack.encode(Where(number)))
             await asyncio.wait_for(asked.place, TRACEBACK_S)
         place = hung_at(asked.place.result(), self._what.rpartition(":")[0]) if asked.place.done() else ""
-        if number in self._asked:  # else it has ended in the last moment
+        if number in self._asked and not self._why:  # else it has ended in the last moment, or another is blamed
             ending = "took longer than environment.timeout_s"
             self._why = f"{self._what} {ending} = {self._limit_s:g} s and was killed{place}{self.reason()}"
             self._asked[number].fail(EnvironmentFailed(self._why))

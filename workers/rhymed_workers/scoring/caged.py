@@ -120,9 +120,8 @@ class Caged:
             self._report = -1
 
     async def explain_end(self, error: Exception) -> str:
-        """How it ended. Its exit status comes a moment after its pipe closed."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), EXIT_STATUS_S)
+        """How it ended."""
+        await self.ends()
         code = self._process.returncode
         await self.kill()
         if code is None:
@@ -130,9 +129,16 @@ class Caged:
         self.exited = code >= 0
         if self.exited:
             return f"exit status {code}{self.reason()}"
-        hints = {signal.SIGXFSZ: f": it wrote a file larger than {self._limits.file_mib} MiB (reward.file_mib)"}
+        hints: dict[int, str] = {}
+        hints[signal.SIGXFSZ] = f": it wrote a file larger than {self._limits.file_mib} MiB (reward.file_mib)"
         hints[signal.SIGKILL] = " (what the kernel sends when the machine's memory is used up)"
-        return f"signal {signal.Signals(-code).name}{self.reason() or hints.get(signal.Signals(-code), '')}"
+        return f"signal {_name(-code)}{self.reason() or hints.get(-code, '')}"
+
+    async def ends(self) -> bool:
+        """Whether it has ended. Its exit status comes a moment after its pipe closed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), EXIT_STATUS_S)
+        return self._process.returncode is not None
 
     def ended_itself(self, error: Exception) -> bool:
         """Whether its code is at fault, after `explain_end(error)`: it exited, or wrote what cannot be read. Of a
@@ -176,6 +182,14 @@ class Caged:
             return await self._process.stdout.readexactly(length)
         except (asyncio.IncompleteReadError, ConnectionError):
             raise ProcessEnded("a closed pipe") from None
+
+
+def _name(number: int) -> str:
+    """Of a signal; real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 def _has_ended(pid: int) -> bool:

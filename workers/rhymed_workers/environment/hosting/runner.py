@@ -56,16 +56,18 @@ class Runner:
 
     async def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """Raises what the function raises, or `Exited` or `TooLate`."""
+        called = functools.partial(function, **arguments)
         if is_async(function):
-            return await self._await(function(**arguments))
-        result = await self._queue(functools.partial(function, **arguments))
-        return await self._await(result) if inspect.isawaitable(result) else result
+            return await self._await(called)
+        result = await self._queue(called)
+        return await self._await(lambda: result) if inspect.isawaitable(result) else result
 
-    async def _await(self, awaitable: Any) -> Any:
+    async def _await(self, call: Callable[[], Any]) -> Any:
+        """Told before the call: what is only marked as a coroutine function runs code in it."""
         self._tell(REQUEST.get(), "async")
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
-                return await awaitable
+                return await call()
         except TimeoutError:
             if limit.expired():
                 raise TooLate(
