@@ -34,23 +34,23 @@ from rhymed.run.layout import RunLayout, layout_of
 from tests.ports import free_ports, is_free
 from tests.stress import command
 from tests.stress.cluster import Cluster
-from tests.stress.run import LiveRun, Shape
+from tests.stress.run import REWARD, LiveRun, Shape
 
 NODES = 3
 HOLD = "hold"  # while this file is there, nothing is scored
-SCORER = '''"""A reward that depends on every token, and waits while the run is held."""
+SCORER = f'''{REWARD}
 
 import os
 import time
-import zlib
 
-FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hold")
+FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "{HOLD}")
+at_once = reward
 
 
 def reward(completions, **columns):
     while os.path.exists(FILE):
         time.sleep(0.05)
-    return [zlib.crc32(text.encode()) % 1001 / 1000 for text in completions]
+    return at_once(completions, **columns)
 '''
 STEP_S = 240.0  # for a step between faults, after which the run hangs
 END_S = 120.0

@@ -31,7 +31,7 @@ GRACE_S = 5.0  # for a call that is cancelled to end
 
 
 class Asked:
-    """A request that has no answer yet. `phase` None: the process has not told it. `begun`: user code ran for it."""
+    """A request without an answer. `phase` None: the process has reported none. `begun`: user code ran for it."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -68,7 +68,8 @@ class EnvironmentProcess(Caged):
 
     @property
     def usable(self) -> bool:
-        return super().usable and not self.drained
+        """False also from the moment at which it is blamed for something, before it has ended."""
+        return super().usable and not self.drained and not self._why
 
     @property
     def waiting(self) -> int:
@@ -134,7 +135,7 @@ class EnvironmentProcess(Caged):
         return answer
 
     async def kill(self) -> None:
-        """As of any process in a cage. What it had told until then is read first."""
+        """Ends it, and reads what it had reported until then before its requests fail."""
         await super().kill()
         if self._listening is not None and self._listening is not asyncio.current_task():
             await asyncio.wait([self._listening], timeout=GRACE_S)
@@ -220,8 +221,8 @@ def _suspects(asked: dict[int, Asked]) -> list[int]:
 
 
 def _fail(asked: dict[int, Asked], why: str, blamed: Sequence[int] = (), *, drained: bool = False) -> None:
-    """All that has no answer: the process has ended. `drained`: all that it told was read, and it tells when user
-    code begins before that code does."""
+    """All that has no answer: the process has ended. `drained`: all of its reports were read, so also those that user
+    code begins, which come before that code runs."""
     for number, each in asked.items():
         lost = EnvironmentLost(why, begun=each.begun or not drained)
         each.fail(EnvironmentFailed(why) if number in blamed else lost)

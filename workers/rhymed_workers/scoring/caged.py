@@ -129,9 +129,10 @@ class Caged:
         self.exited = code >= 0
         if self.exited:
             return f"exit status {code}{self.reason()}"
-        hints: dict[int, str] = {}
-        hints[signal.SIGXFSZ] = f": it wrote a file larger than {self._limits.file_mib} MiB (reward.file_mib)"
-        hints[signal.SIGKILL] = " (what the kernel sends when the machine's memory is used up)"
+        hints: dict[int, str] = {
+            signal.SIGXFSZ: f": it wrote a file larger than {self._limits.file_mib} MiB (reward.file_mib)",
+            signal.SIGKILL: " (what the kernel sends when the machine's memory is used up)",
+        }
         return f"signal {_name(-code)}{self.reason() or hints.get(-code, '')}"
 
     async def ends(self) -> bool:

@@ -63,7 +63,7 @@ class Runner:
         return await self._await(lambda: result) if inspect.isawaitable(result) else result
 
     async def _await(self, call: Callable[[], Any]) -> Any:
-        """Told before the call: what is only marked as a coroutine function runs code in it."""
+        """Reports the phase before the call, in which a function that is only marked as a coroutine function runs."""
         self._tell(REQUEST.get(), "async")
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
