@@ -70,9 +70,9 @@ class BrokerService(Service):
         self.places = places
         forecast = forecast_of(config.rollout.max_response_length, turns=config.environment.active)
         signal = SignalRule.of(config.trainer, config.rollout.prompts_per_step)
-        self.ledger = Ledger(
-            Rules.of(config.schedule, environment=config.environment.active), policy_of(config), forecast, signal
-        )
+        environment, overlap = config.environment.active, config.trainer.overlap
+        rules = Rules.of(config.schedule, environment=environment, overlap=overlap)
+        self.ledger = Ledger(rules, policy_of(config), forecast, signal)
         self.finished = False
         self.latest = Latest(config.run.name, self.ledger, self.lag)
         self._turns = Turns()

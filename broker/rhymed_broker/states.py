@@ -92,6 +92,7 @@ class Rules:
     stuck_after_s: float = 900.0
     environment: bool = False  # samples have one: they begin with its answer, and go on in turns
     colocate: bool = False  # engines sleep while the trainer trains
+    overlap: bool = False  # the trainer begins with a step's first complete groups
     missing_after_s: float = 5.0  # a worker that does not report a sample for so long does not have it
 
     @property
@@ -100,9 +101,10 @@ class Rules:
         return self.max_staleness + self.run_ahead
 
     @classmethod
-    def of(cls, schedule: Schedule, *, environment: bool = False) -> Rules:
+    def of(cls, schedule: Schedule, *, environment: bool = False, overlap: bool = False) -> Rules:
         return cls(
             environment=environment,
+            overlap=overlap,
             max_staleness=schedule.max_staleness,
             run_ahead=schedule.run_ahead,
             max_retries=schedule.max_retries,

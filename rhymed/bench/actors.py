@@ -201,8 +201,9 @@ class Trainer(Actor):
         self.steps: list[messages.TrainStep] = []
 
     def take(self, message: Any) -> None:
-        self.steps.append(message)
-        self.start(self.train(message))
+        if isinstance(message, messages.TrainStep):
+            self.steps.append(message)
+            self.start(self.train(message))
 
     async def train(self, task: messages.TrainStep) -> None:
         await asyncio.sleep(self.work_s)

@@ -132,6 +132,13 @@ def signal(trainer: Trainer, reward: Reward) -> Iterator[str]:
         yield f"reward.scorer = 'none' gives every response 0, and {name} learns from rewards: name a scorer"
 
 
+def overlap(trainer: Trainer, schedule: Schedule) -> Iterator[str]:
+    shared = ["with schedule.colocate the trainer has no GPU while engines generate"] if schedule.colocate else []
+    reasons = [*trainer.whole_step, *shared]
+    if trainer.overlap:
+        yield from (f"trainer.overlap computes groups one by one, and {why}: set it to false" for why in reasons)
+
+
 def distillation(rollout: Rollout, trainer: Trainer) -> Iterator[str]:
     teacher, algorithm = trainer.teacher, trainer.algorithm
     if algorithm == "opd" and not teacher.named:

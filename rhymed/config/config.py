@@ -81,6 +81,7 @@ class Config(Section):
             *checks.colocation(self.rollout, self.schedule),
             *checks.dynamic_sampling(self.trainer, self.reward),
             *checks.critic(self.trainer),
+            *checks.overlap(self.trainer, self.schedule),
             *checks.distillation(self.rollout, self.trainer),
             *checks.answers(self.rollout, self.trainer, self.data, self.eval),
             *checks.signal(self.trainer, self.reward),

@@ -34,6 +34,11 @@ class Trainer(Losses):
     betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
+    overlap: bool = Field(
+        False,
+        description="compute the gradients of complete groups while the step's others are generated: shorter steps"
+        " where the trainer has processors or GPUs of its own; 8 bytes of memory per trained weight",
+    )
     minibatches: int = Field(1, gt=0, description="optimizer steps per training step")
     micro_tokens: int = Field(
         4096, gt=0, le=1 << 31, description="tokens per forward and backward pass, prompts included"
@@ -87,6 +92,20 @@ class Trainer(Losses):
     def world(self) -> int:
         """Ranks in all."""
         return self.nodes * self.ranks_per_node
+
+    @property
+    def whole_step(self) -> list[str]:
+        """What needs all samples of a step before its first gradient."""
+        recipe = self.recipe
+        reasons = {
+            f"trainer.minibatches = {self.minibatches} changes the weights within the step": self.minibatches > 1,
+            f"trainer.algorithm = {self.algorithm!r} has a critic, which reads the whole step": recipe.critic,
+            "trainer.teacher answers for the whole step": self.teacher.used,
+            "trainer.whiten takes mean and deviation of the whole step": recipe.whiten,
+            "trainer.advantage_scale = 'batch' takes the deviation of the whole step": recipe.advantage_scale
+            == "batch",
+        }
+        return [why for why, applies in reasons.items() if applies]
 
     @property
     def filters_groups(self) -> bool:

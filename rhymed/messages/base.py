@@ -8,7 +8,7 @@ import msgspec
 
 from rhymed.messages.fields import Amount, Count, Report, Word, Worded
 
-PROTOCOL = 20
+PROTOCOL = 21
 """Version of these messages. A peer with another version is refused when it joins."""
 
 

@@ -61,6 +61,16 @@ class ScoreSamples(Message, frozen=True, kw_only=True, tag="score"):
     samples: list[SampleId]
 
 
+class BeginGroups(Message, frozen=True, kw_only=True, tag="begin_groups"):
+    """Broker -> trainer: compute the gradients of these whole groups of the next step; others are still generated.
+
+    Done means received; it may do nothing. TrainStep follows with all samples of the step in any case.
+    """
+
+    step: Step
+    samples: list[SampleId]
+
+
 class TrainStep(Message, Worded, frozen=True, kw_only=True, tag="train_step"):
     """Broker -> trainer: train one step on these complete groups. Done means accepted; Trained follows."""
 
@@ -82,4 +92,4 @@ ToEnvironment = Act | Close | Finish
 
 ToReward = ScoreSamples | Finish
 
-ToTrainer = TrainStep | Finish
+ToTrainer = BeginGroups | TrainStep | Finish

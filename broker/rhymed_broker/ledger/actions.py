@@ -71,6 +71,17 @@ class Sleep(NamedTuple):
     worker: str
 
 
+class Begin(NamedTuple):
+    """Trainer: compute the gradients of these whole groups of its next step; `Train` follows with all of its samples.
+
+    A hint: nothing in the ledger depends on whether the trainer follows it.
+    """
+
+    worker: str
+    step: int
+    ids: list[SampleId]
+
+
 class Train(NamedTuple):
     """Trainer: train this step; `ids` are sorted, without dropped samples."""
 
@@ -104,5 +115,5 @@ class FinishRun(NamedTuple):
 
 Action = (
     Assign | Act | Close | ScoreSamples | Cancel | Release
-    | Recall | Load | Sleep | Train | Mark | Evaluated | FinishRun
+    | Recall | Load | Sleep | Begin | Train | Mark | Evaluated | FinishRun
 )  # fmt: skip

@@ -5,6 +5,7 @@ trainer joins, not before. A worker is asked to load a version once, and again o
 the trainer is a new one. Version v means v trained steps. With `colocate`, engines and trainer use the same GPUs in
 turns: the trainer gets a step when every rollout worker is asleep, and no worker wakes before that step is trained.
 That holds over a restart of the broker, too: what the trainer has, it reports, and workers get time to join again.
+With `overlap`, a trainer without a step receives each complete group of its next step at once, each group once.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from rhymed.messages import EVAL, Join, SampleId
-from rhymed_broker.ledger.actions import Load, Sleep, Train
+from rhymed_broker.ledger.actions import Begin, Load, Sleep, Train
 from rhymed_broker.ledger.meter import rollout_slices, step_side
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.slices import CHUNK, Slices, chunks, sliced
 
+GROUPS = 64  # of which the samples are listed in one slice
 REFUSAL_S = 400.0  # two refusals that are further apart have nothing to do with each other
 LOAD_PATIENCE_S = 300.0  # after this time a worker that has not loaded the version is asked again
 
@@ -36,24 +38,26 @@ class Refusal(NamedTuple):
 
 
 class Handover:
-    def __init__(self, samples: Samples, workers: Workers, *, colocate: bool = False) -> None:
+    def __init__(self, samples: Samples, workers: Workers, *, colocate: bool = False, overlap: bool = False) -> None:
         self.refusal: Refusal | None = None
         self.last_at: float | None = None  # when the last step was trained
         self.training = -1  # step that the trainer reports to have, perhaps since before a restart; -1: none
-        self._samples, self._workers, self._colocate = samples, workers, colocate
+        self._samples, self._workers, self._colocate, self._overlap = samples, workers, colocate, overlap
         self._step: int | None = None  # that the trainer has
         self._ready = True  # the trainer has not refused a step since the last tick
         self._join_until = 0.0  # until then workers of before a restart may be awake and not have joined
         self._life = ("", 0)  # of the trainer: its id, and the version that it began with
+        self._announced = (-1, 0)  # step, and how many of its complete groups were sent to the trainer
 
     def reset(self, join_until: float) -> None:
         self._step, self._ready, self.last_at, self._join_until = None, True, None, join_until
+        self._announced = (-1, 0)
 
     def joined(self, join: Join, worker: Worker) -> None:
         """Weights that an earlier trainer published after the position at which this one began do not count."""
         life, begun_at = self._life
         if join.role == "trainer":
-            self._ready, self.training = True, join.training
+            self._ready, self.training, self._announced = True, join.training, (-1, 0)
             if join.life != life:
                 self._life = (join.life, join.version)
         elif join.life and life and join.life != life and join.version > begun_at:
@@ -63,11 +67,16 @@ class Handover:
         self._ready = True
 
     @sliced
-    def hand_over(self, version: int, now: float) -> Slices[list[Train] | list[Sleep]]:
-        """The next step, if its groups are complete and final, the trainer is free, and its GPUs are."""
+    def hand_over(self, version: int, now: float) -> Slices[list[Train] | list[Sleep] | list[Begin]]:
+        """The next step, if its groups are complete and final, the trainer is free, and its GPUs are.
+
+        With `overlap`: before that, the groups that are.
+        """
         open_step, trainer = self._complete(version), self._workers.trainer
-        if open_step is None or trainer is None or self._step is not None or not self._ready:
+        if trainer is None or self._step is not None or not self._ready:
             return []
+        if open_step is None:
+            return (yield from self._begin(version, trainer))
         engines = self._workers.of_role("rollout")
         awake = [engine for engine in engines if not engine.asleep or engine.waking]
         if self._colocate and (awake or not engines or now < self._join_until):
@@ -87,6 +96,21 @@ class Handover:
             yield
         ids = [id for prompt in sorted(groups) for id in groups[prompt]]
         return [Train(trainer.name, open_step.step, ids, open_step.meter.rollout)]
+
+    def _begin(self, version: int, trainer: Worker) -> Slices[list[Begin]]:
+        """Groups of the next step that are complete and final, while others are not. Each one once."""
+        open_step = self._samples.open_steps.get(version)
+        if not self._overlap or open_step is None or self.training == version:
+            return []
+        step, known = self._announced
+        prompts = open_step.completed[known if step == version else 0 :]
+        self._announced = version, len(open_step.completed)
+        ids: list[SampleId] = []
+        for part in chunks(prompts, GROUPS):
+            groups = [open_step.group(prompt) for prompt in part if prompt not in open_step.flat]
+            ids += [sample.id for group in groups for sample in group if sample.state == "scored"]
+            yield
+        return [Begin(trainer.name, version, ids)] if ids else []
 
     def _complete(self, version: int) -> OpenStep | None:
         """The step that this version trains next, if nothing is left to generate for it or with this version."""

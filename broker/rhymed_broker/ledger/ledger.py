@@ -89,7 +89,7 @@ class Ledger:
         self.workers = Workers()
         self.samples = Samples(rules)
         self.retries = Retries(self.samples, self.workers, rules)
-        self.handover = Handover(self.samples, self.workers, colocate=rules.colocate)
+        self.handover = Handover(self.samples, self.workers, colocate=rules.colocate, overlap=rules.overlap)
         self.dispatch = Dispatch(self.samples, self.workers, policy, forecast or Forecast(LONGEST))
         self.evaluations = Evaluations(self.samples, self.workers, self.retries)
         self.control = Control(self.samples, self.workers)

@@ -38,7 +38,8 @@ class OpenStep:
         self.drawn: Drawn | None = None  # not None: its prompts are final, see `refill`
         self.places: dict[str, int] = {}  # prompt -> number of its group, in the order of the plan
         self._first = 0  # groups that it was opened with
-        self._completed: list[str] = []  # prompts of groups that were completed since `take_completed`
+        self.completed: list[str] = []  # prompts of complete groups, in the order in which they became complete
+        self._taken = 0  # of these, by `take_completed`
         self._unsettled: dict[str, int] = {}  # prompt -> samples neither scored nor dropped
         self._sizes: dict[str, int] = {}  # prompt -> samples
         self.groups_ready = 0
@@ -83,10 +84,11 @@ class OpenStep:
             self._unsettled[prompt] -= 1
             if not self._unsettled[prompt]:
                 self.groups_ready += 1
-                self._completed.append(prompt)
+                self.completed.append(prompt)
 
     def take_completed(self) -> list[str]:
-        completed, self._completed = self._completed, []
+        """Those that were completed since the last call."""
+        completed, self._taken = self.completed[self._taken :], len(self.completed)
         return completed
 
     def group(self, prompt: str) -> list[Sample]:

@@ -15,7 +15,7 @@ from rhymed import messages
 from rhymed.errors import DeadlineExceeded, PeerGone, RhymedError, StepRefused, StoreError
 from rhymed.service.logline import cause
 from rhymed.wire.sockets import Server
-from rhymed_broker.ledger.actions import Act, Assign, Cancel, Close, Load, Release, ScoreSamples, Sleep, Train
+from rhymed_broker.ledger.actions import Act, Assign, Begin, Cancel, Close, Load, Release, ScoreSamples, Sleep, Train
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.shell.turns import Turns
 
@@ -25,7 +25,7 @@ DELIVERY_S = 15.0  # for the answer that a worker has accepted a request; the wo
 TRAIN_S = 300.0  # the trainer answers when it has read all samples of the step
 REFUSED_S = 600.0  # then the run ends
 
-Order = Assign | Act | Close | ScoreSamples | Cancel | Release | Load | Sleep | Train
+Order = Assign | Act | Close | ScoreSamples | Cancel | Release | Load | Sleep | Begin | Train
 
 
 class Delivery:
@@ -120,6 +120,8 @@ class Delivery:
                 return messages.LoadVersion(version=version, weights=self._weights, life=self._life)
             case Sleep():
                 return messages.Sleep()
+            case Begin(_, step, ids):
+                return messages.BeginGroups(step=step, samples=ids)
             case Train(_, step, ids, metrics):
                 return messages.TrainStep(step=step, samples=ids, metrics=metrics, steps=self._ledger.steps)
 

@@ -22,15 +22,17 @@ def bound_s(workload: Workload, cluster: Cluster, tokens: int = 0) -> float:
         lengths[seen] += workload.length(id)
     scale = tokens / sum(lengths) if tokens else 1.0
     work = scale * sum(lengths[seen] * full_s[seen] for seen in (False, True))
-    return _end(work, cluster) + cluster.train_s
+    end = _end(work, cluster)
+    return max(end, workload.plan.steps * cluster.train_s) if cluster.overlap else end + cluster.train_s
 
 
 def path_s(workload: Workload, cluster: Cluster, *, run_ahead: bool = False) -> float:
     """A lower bound at staleness 0: the sum over steps of generation, scoring, training and loading.
 
-    A step's generation takes no less than its longest response alone on the fastest engine, at the number of requests
-    at which a sample is fastest; nor, without run-ahead, than all its tokens with all slots in use. With run-ahead
-    the longest response begins with as many tokens as are kept in the mean, for nothing.
+    With `overlap` training takes no time of its own where generation takes longer: all but the last group may be
+    trained before. A step's generation takes no less than its longest response alone on the fastest engine, at the
+    number of requests at which a sample is fastest; nor, without run-ahead, than all its tokens with all slots in
+    use. With run-ahead the longest response begins with as many tokens as are kept in the mean, for nothing.
     """
     fastest = min(cluster.slow.get(number, 1.0) for number in range(cluster.workers))
     best_s = {
@@ -44,7 +46,9 @@ def path_s(workload: Workload, cluster: Cluster, *, run_ahead: bool = False) -> 
         lengths = [(workload.length(id), seen) for id, seen in _samples(workload, [step])]
         alone = max(max(0.0, length - kept) * best_s[seen] for length, seen in lengths)
         work = 0.0 if run_ahead else _end(sum(length * full_s[seen] for length, seen in lengths), cluster)
-        total += max(alone, work) + cluster.reward_s + cluster.train_s + cluster.load_s
+        generated = max(alone, work) + cluster.reward_s
+        trained = max(generated, cluster.train_s) if cluster.overlap else generated + cluster.train_s
+        total += trained + cluster.load_s
     return total
 
 

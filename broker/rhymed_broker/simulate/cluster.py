@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rhymed.messages import Drafting, SampleId
 from rhymed_broker.simulate.drafts import Drafts
 from rhymed_broker.simulate.engine import Cost, Entry
+from rhymed_broker.states import Rules
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Cluster:
     slots: int = 64  # samples that a worker decodes at the same time
     cost: Cost = field(default_factory=lambda: Cost.line(0.010, 0.0001))
     train_s: float = 0.0  # per step
+    overlap: bool = False  # the trainer begins with complete groups while others are generated
     reward_s: float = 0.5
     load_s: float = 1.0  # new weights into an engine
     verify: float = 0.1  # engine steps per token that is verified instead of generated
@@ -30,6 +32,15 @@ class Cluster:
     beat_s: float = 5.0
     flat: float = 0.0  # share of groups without signal, which other prompts replace; 0: no dynamic sampling
     seed: int = 0
+
+    def rules(self, max_staleness: int, run_ahead: int) -> Rules:
+        return Rules(
+            max_staleness,
+            run_ahead,
+            lost_after_s=4 * self.beat_s,
+            missing_after_s=math.inf,
+            overlap=self.overlap,
+        )
 
     def reward(self, id: SampleId) -> float:
         """Of the samples of a group all the same, or all different."""

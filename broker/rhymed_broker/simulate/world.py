@@ -6,7 +6,6 @@ The ledger is the broker's, driven by the same events; nothing here decides what
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +19,8 @@ from rhymed_broker.ledger.refill.signal import SignalRule
 from rhymed_broker.pipe import Policy
 from rhymed_broker.simulate.cluster import Cluster, Totals
 from rhymed_broker.simulate.engine import PLAIN, Engine, Entry
+from rhymed_broker.simulate.trainer import Trainer
 from rhymed_broker.simulate.workload import Workload
-from rhymed_broker.states import Rules
 
 
 class World:
@@ -38,9 +37,9 @@ class World:
         ledger: type[Ledger] = Ledger,
     ) -> None:
         """`trace`: record every worker's load over time, for a picture."""
-        rules = Rules(max_staleness, run_ahead, lost_after_s=4 * cluster.beat_s, missing_after_s=math.inf)
         signal = SignalRule(9 * workload.plan.prompts_per_step) if cluster.flat else None
-        self.ledger = ledger(rules, policy, forecast or Forecast(workload.cap), signal)
+        rules, forecast = cluster.rules(max_staleness, run_ahead), forecast or Forecast(workload.cap)
+        self.ledger = ledger(rules, policy, forecast, signal)
         self.workload, self.cluster = workload, cluster
         self.engines: dict[str, Engine] = {}
         self._versions: dict[str, int] = {}
@@ -51,9 +50,8 @@ class World:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._planned: dict[str, float] = {}  # worker -> when its next sample finishes
         self._touched: set[str] = set()
-        self._random = random.Random(cluster.seed)
-        self._trace = trace
-        self._over = False
+        self._random, self._trainer = random.Random(cluster.seed), Trainer(workload, cluster.train_s)
+        self._trace, self._over = trace, False
         self.now = 0.0
         self._count = self.tokens = self.ahead = self.kept = self.moved = self.filtered = self.dropped = 0
         self._left = workload.plan.steps * len(workload.plan.samples(0)) if workload.plan.steps else 0
@@ -194,8 +192,10 @@ class World:
                 self._at(self.now + self.cluster.reward_s, self._scored, ids)
             case actions.Load(name, version) if name in self.engines:
                 self._load(name, version)
-            case actions.Train(_, step, _, _):
-                self._at(self.now + self.cluster.train_s, self._trained, step)
+            case actions.Begin():
+                self._trainer.begin(self.now, action)
+            case actions.Train():
+                self._at(self._trainer.train(self.now, action), self._trained, action.step)
             case actions.Release(name, ids) if name in self.engines:
                 self._release(name, ids)
             case actions.Cancel(name, ids) if name in self.engines:

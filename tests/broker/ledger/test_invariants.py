@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rhymed.messages import Drawn, Join, JournalEntry, SampleId, SampleInfo, Score
-from rhymed_broker.ledger.actions import Action, Assign, Cancel, Load, Mark, ScoreSamples, Train
+from rhymed_broker.ledger.actions import Action, Assign, Begin, Cancel, Load, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.refill.signal import SignalRule
 from rhymed_broker.states import Rules
@@ -39,12 +39,15 @@ class Cluster(RuleBasedStateMachine):
         self.versions: dict[str, int] = {}
         self.loads: dict[str, int] = {}
         self.task: Train | None = None
+        self.begun: set[str] = set()  # prompts that the trainer received before its next step
         self.trainer_at = 0
         self.checkpoint = 0
         self._new_broker()
 
     def _new_broker(self) -> None:
-        self.story = Story(Ledger(Rules(max_staleness=self.staleness, max_retries=3), signal=self.signal))
+        self.story = Story(
+            Ledger(Rules(max_staleness=self.staleness, max_retries=3, overlap=True), signal=self.signal)
+        )
         self.task = None
         for name in list(self.work):
             self._join(name)
@@ -74,7 +77,20 @@ class Cluster(RuleBasedStateMachine):
                         self.reasons[id] = reason
                     if drawn is not None:
                         assert self.drawn.setdefault(drawn.step, drawn) == drawn, "trained again, it drew the same"
+                case Begin(_, step, ids):
+                    assert step == ledger.version == self.trainer_at
+                    assert self.task is None
+                    groups = {id.prompt for id in ids}
+                    assert not groups & self.begun, "a trainer receives each group once"
+                    self.begun |= groups
+                    for prompt in groups:
+                        group = ledger.samples.open_steps[step].group(prompt)
+                        assert [one.id for one in group if one.state == "scored"] == [
+                            id for id in ids if id.prompt == prompt
+                        ]
+                        assert {one.state for one in group} <= {"scored", "dropped"}
                 case Train(_, step, ids, _):
+                    assert self.begun <= {id.prompt for id in ids}
                     assert step == ledger.version == self.trainer_at
                     assert ids == sorted(set(ids))
                     for id in ids:
@@ -117,7 +133,7 @@ class Cluster(RuleBasedStateMachine):
         self._perform(self.story.join(name, role, slots=3, version=version, holding=list(self.work[name])))
 
     def _join_trainer(self) -> None:
-        self.task = None
+        self.task, self.begun = None, set()
         join = Join(role="trainer", worker="trainer", host="h", pid=1, version=self.trainer_at)
         if self.story.ledger.join(join, self.story.now):
             for id in list(self.ended):
@@ -182,7 +198,7 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.task is not None)
     @rule(save=st.booleans())
     def train(self, save: bool) -> None:
-        task, self.task = self.task, None
+        task, self.task, self.begun = self.task, None, set()
         assert task is not None
         self.trainer_at += 1
         self.checkpoint = self.trainer_at if save else self.checkpoint

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from rhymed.cli import main
 from rhymed.errors import DataError
 from rhymed.messages import SampleId
+from rhymed_broker.ledger.actions import Begin, Train
 from rhymed_broker.pipe import POLICIES
 from rhymed_broker.simulate.bounds import bound_s
 from rhymed_broker.simulate.cluster import Cluster
 from rhymed_broker.simulate.engine import Cost, Engine, Entry
 from rhymed_broker.simulate.study import Mode, Oracle, compare
+from rhymed_broker.simulate.trainer import Trainer
 from rhymed_broker.simulate.workload import Recorded, Shape, Synthetic, read_trace
 from rhymed_broker.simulate.world import World
 from tests.broker.ledger.stories import check
@@ -61,6 +63,7 @@ def run(shape: Shape, cluster: Cluster, policy: str, max_staleness: int, run_ahe
     slow=st.dictionaries(st.integers(0, 3), st.floats(1, 10), max_size=1),
     failures=st.dictionaries(st.floats(0.1, 60), st.integers(0, 3), max_size=2),  # three failures drop a sample
     seed=st.integers(0, 5),
+    overlap=st.booleans(),
 )
 def test_every_sample_ends_once_whatever_happens(
     policy: str,
@@ -72,12 +75,14 @@ def test_every_sample_ends_once_whatever_happens(
     slow: dict[int, float],
     failures: dict[float, int],
     seed: int,
+    overlap: bool,
 ) -> None:
     """Nothing is dropped either: the ledger drops what breaks the staleness contract."""
     shape = SMALL._replace(seed=seed, steps=3)
     cluster = replace(
-        FEW, workers=workers, slots=slots, keep=keep, slow=slow, failures=failures, back_s=5.0, seed=seed
-    )
+        FEW, workers=workers, slots=slots, keep=keep, slow=slow, failures=failures, back_s=5.0, seed=seed,
+        overlap=overlap,
+    )  # fmt: skip
     world = run(shape, cluster, policy, max_staleness, run_ahead)
     plan = world.workload.plan
     assert world.trained == [id for step in range(3) for id in plan.samples(step)]
@@ -104,6 +109,36 @@ def test_flow_is_near_the_bound_and_the_synchronous_run_is_not() -> None:
     assert flow.totals.makespan_s < 0.75 * sync.totals.makespan_s
     assert flow.totals.makespan_s < 1.1 * oracle.totals.makespan_s
     assert flow.row()["of_bound"] <= 1
+
+
+def test_training_that_overlaps_hides_behind_the_rollouts() -> None:
+    """The longest of a step ends last, so little is left to train then; and nothing else changes."""
+    shape = Shape(prompts=64, prompts_per_step=32, group_size=8, steps=6, cap=8000, mean=1000)
+    workload, cluster = Synthetic(shape), replace(FEW, workers=4, slots=8)
+    cluster = replace(cluster, train_s=bound_s(workload, cluster) / 6 / 4)
+    (plain,), (overlap,), (free,) = (
+        compare(workload, other, [Mode("flow")])
+        for other in (cluster, replace(cluster, overlap=True), replace(cluster, train_s=0.0))
+    )
+    assert overlap.totals.tokens == plain.totals.tokens
+    saved = (plain.totals.makespan_s - overlap.totals.makespan_s) / (plain.totals.makespan_s - free.totals.makespan_s)
+    assert 0.7 < saved < 1.01
+    for result in (plain, overlap, free):
+        assert result.row()["of_path"] <= 1
+        assert result.row()["of_bound"] <= 1
+
+
+def test_the_simulated_trainer_computes_what_it_begins_once() -> None:
+    workload = Synthetic(SMALL)
+    ids = workload.plan.samples(0)
+    tokens = [workload.length(id) for id in ids]
+    trainer = Trainer(workload, 10.0)
+    trainer.begin(5.0, Begin("trainer", 0, ids[:4]))
+    share = sum(tokens[:4]) / sum(tokens)
+    assert trainer.train(6.0, Train("trainer", 0, ids, {})) == pytest.approx(
+        max(6.0, 5 + 10 * share) + 10 * (1 - share)
+    )
+    assert trainer.train(100.0, Train("trainer", 1, workload.plan.samples(1), {})) == 110.0
 
 
 def test_a_slow_worker_costs_in_proportion() -> None:
@@ -190,6 +225,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*arguments, "--policy", "flow", "--failures", "1", "--slow", "3", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["mode"] == "flow, staleness 0"
+    makespans = []
+    for more in ([], ["--overlap"]):
+        assert main([*arguments, "--policy", "flow", "--train-s", "10", "--json", *more]) == 0
+        makespans.append(json.loads(capsys.readouterr().out)[0]["makespan_s"])
+    assert makespans[1] < makespans[0]
 
 
 @pytest.mark.parametrize(
