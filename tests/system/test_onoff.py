@@ -25,7 +25,7 @@ pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(600)]
 
 EPOCHS, PROMPTS, GROUP = 5, 4, 4  # two steps per epoch: every prompt comes back four times
 LR = 1e-3
-LOSSES = re.compile(r"(actor|mismatch_kl|response_length|staleness)/.*|reward/(mean|std|flat_groups)")
+LOSSES = re.compile(r"(actor(?!/overlap)|mismatch_kl|response_length|staleness)/.*|reward/(mean|std|flat_groups)")
 """Metrics of the samples and of the update; the rest are of the clock, or sums in the order of arrival."""
 
 REWARD = "def reward(completions, **columns): return [min(1.0, len(set(text)) / 20) for text in completions]"
@@ -134,3 +134,16 @@ def test_neither_drafts_nor_the_schedule_change_a_sample_a_loss_or_a_weight(conf
     rows = metrics(ahead)
     assert sum("rollout/ahead_tokens" in row for row in rows) >= EPOCHS, "most steps were written ahead"
     assert any(row.get("rollout/ahead_kept_ratio", 0) > 0 for row in rows), "some of it is the same under new weights"
+
+
+@pytest.mark.thorough
+def test_training_that_begins_before_the_step_is_whole_has_the_same_bits_in_every_schedule(config: Path) -> None:
+    """Other drafts, workers and schedules complete groups in another order, so other groups are computed early."""
+    plain = run(config, "plain", "trainer.overlap=true", "drafts.method=none", "schedule.policy=fifo")
+    options = "trainer.overlap=true", "schedule.run_ahead=1", "rollout.workers=2", "rollout.max_concurrency=3"
+    other = run(config, "other", *options)
+    same_training(config, other, plain)
+    for folder in (plain, other):
+        shares = [row["actor/overlap_ratio"] for row in metrics(folder)]
+        assert any(share > 0 for share in shares), "some groups were computed early"
+        assert all(0 <= share < 1 for share in shares)

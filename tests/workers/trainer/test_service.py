@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,8 +24,7 @@ from rhymed.service.activities import ACTIVITIES, seconds_of
 from rhymed.wire.sockets import DONE, Client, Server
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.service import StoreService
-from rhymed_workers.trainer import lineage
-from rhymed_workers.trainer import service as trainer
+from rhymed_workers.trainer import fetch, lineage
 from rhymed_workers.trainer.saving import checkpoints
 from rhymed_workers.trainer.service import TrainerService
 from tests.workers.peers import until
@@ -190,6 +191,74 @@ async def test_loss_weights_come_from_the_store_and_the_runs_steps_from_the_brok
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=4)])
+async def test_groups_that_come_early_are_a_part_of_the_step_to_the_bit(
+    config: Config, where: RunLayout, broker: Broker, put: Any, lora: Lora | None
+) -> None:
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"lora": lora, "overlap": True})})
+    found = []
+    for early in (False, True):
+        folder = where.folder.parent / str(early)
+        own = config.model_copy(update={"run": config.run.model_copy(update={"folder": str(folder)})})
+        broker.joined.clear()
+        broker.heard.clear()
+        service = TrainerService(own, layout_of(own))
+        async with service.running():
+            for step in range(2):
+                ids = await put(step)
+                if early:
+                    await broker.ask(messages.BeginGroups(step=step, samples=ids[4:]))
+                    await until(lambda: service._learner._groups._parts)  # type: ignore[attr-defined]  # noqa: B023
+                    await broker.ask(messages.BeginGroups(step=step, samples=ids[4:]))
+                await broker.ask(messages.TrainStep(step=step, samples=ids))
+                metrics = (await broker.hear(messages.Trained, step=step)).metrics
+                assert (metrics["actor/overlap_ratio"] > 0) == early
+                assert metrics["actor/overlap_ratio"] < 1
+                await broker.ask(messages.BeginGroups(step=step, samples=ids))  # late
+                broker.heard.clear()
+            weights = await published(layout_of(own), 2)
+            found.append({name: tensor.clone() for name, tensor in weights.items()})
+    assert found[0].keys() == found[1].keys()
+    assert all((found[0][name] == found[1][name]).all() for name in found[0])
+
+
+async def test_a_checkpoint_has_the_step_of_its_name_while_the_next_one_waits(
+    config: Config, where: RunLayout, broker: Broker, put: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write of the checkpoint before it takes long, and the next step is here already."""
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"checkpoint_every": 1})})
+    service = TrainerService(config, where)
+    async with service.running():
+        free = service._checkpoints.free
+
+        async def slowly() -> None:
+            await broker.ask(messages.TrainStep(step=1, samples=await put(1)))
+            with contextlib.suppress(TimeoutError):  # it should not be trained meanwhile
+                async with asyncio.timeout(2):
+                    await broker.hear(messages.Trained, step=1)
+            await free()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(service._checkpoints, "free", slowly)
+            await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
+            await broker.hear(messages.Trained, step=0)
+            await broker.hear(messages.Checkpointed, newest=1)
+        await broker.hear(messages.Trained, step=1)
+        saved = json.loads((where.checkpoints / "step-000001" / "trainer.json").read_text())
+    assert saved["steps"] == 1
+
+
+async def test_groups_that_cannot_be_read_early_do_not_end_it(
+    config: Config, where: RunLayout, broker: Broker, put: Any
+) -> None:
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"overlap": True})})
+    async with TrainerService(config, where).running():
+        await broker.ask(messages.BeginGroups(step=0, samples=[messages.SampleId(0, "f" * 16, 0)]))
+        await broker.ask(messages.BeginGroups(step=7, samples=[]))
+        await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
+        assert (await broker.hear(messages.Trained, step=0)).metrics["actor/overlap_ratio"] == 0
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=4)])
 async def test_a_restarted_trainer_goes_on_to_the_bit_from_its_checkpoint(
     config: Config, where: RunLayout, broker: Broker, put: Any, lora: Lora | None
 ) -> None:
@@ -308,7 +377,7 @@ async def test_a_trainer_without_a_good_checkpoint_ends_in_words(
 async def test_a_big_step_is_read_in_parts(
     config: Config, where: RunLayout, broker: Broker, put: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "FETCHED", 3)
+    monkeypatch.setattr(fetch, "FETCHED", 3)
     service, asked = TrainerService(config, where), list[int]()
     async with service.running():
         whole = service._store.get_samples

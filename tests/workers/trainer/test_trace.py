@@ -15,7 +15,7 @@ from rhymed.errors import CheckpointError, StalenessBroken, TrainerError
 from rhymed.messages import SampleId, SampleInfo
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.publish import Publisher
-from rhymed_workers.trainer.trace import TraceLearner
+from rhymed_workers.trainer.trace import SLICE_S, TraceLearner
 
 CONFIG = Config.model_validate(
     {"rollout": {"engine": "trace"}, "trainer": {"engine": "trace"}, "trace": {"train_s": 0.0}}
@@ -56,6 +56,27 @@ def test_equal_samples_give_equal_bits_in_any_order() -> None:
     assert first.digest() == second.digest()
     assert first.steps == second.steps == 2
     assert first.digest() != trained(samples(0)).digest() != TraceLearner(CONFIG.trace, CONFIG.schedule).digest()
+
+
+def test_samples_that_begin_early_take_their_time_once_and_change_no_bit() -> None:
+    config = Config.model_validate(CONFIG.model_dump() | {"trace": {"train_s": 0.2}})
+    given = samples(0)
+    learner = TraceLearner(config.trace, config.schedule, len(given))
+    waits = []
+
+    def progress(done: int, total: int) -> None:
+        if done == total:
+            waits.append(total)
+
+    learner.begin(1, given, progress)
+    assert not waits, "another step"
+    half = len(given) // 2
+    learner.begin(0, given[:half], progress)
+    learner.begin(0, given[:4], progress)
+    learner.train(given, progress)
+    slices = 0.2 / SLICE_S
+    assert waits == [round(slices * half / len(given)), 1, round(slices * (1 - half / len(given)))]
+    assert learner.digest() == trained(samples(0)).digest()
 
 
 def test_log_probs_and_versions_do_not_count() -> None:

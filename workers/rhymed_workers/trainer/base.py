@@ -31,6 +31,12 @@ class Learner(Protocol):
     def allowed(self, step: int, samples: Sequence[StoredSample]) -> list[StoredSample]:
         """Those that keep the staleness contract."""
 
+    def begin(self, step: int, samples: Sequence[StoredSample], progress: Progress) -> None:
+        """Compute what can be computed of these whole groups of step `step`, if it is the next step.
+
+        `train` gets all samples of the step, and leaves out what is computed.
+        """
+
     def train(self, samples: Sequence[StoredSample], progress: Progress, run_steps: int) -> dict[str, float]:
         """Train the next step; returns its metrics. `run_steps`: of the whole run; 0: unknown."""
 
@@ -65,7 +71,8 @@ def restore(config: Config, folder: Path | None, gang: Gang | None = None) -> Le
     if config.trainer.engine == "trace":
         from rhymed_workers.trainer.trace import TraceLearner
 
-        return TraceLearner.restore(config.trace, config.schedule, folder)
+        step_samples = config.rollout.prompts_per_step * config.rollout.group_size
+        return TraceLearner.restore(config.trace, config.schedule, folder, step_samples)
     from rhymed_workers.trainer.learner import TorchLearner
 
     return TorchLearner.restore(config, folder)

@@ -104,7 +104,7 @@ def assemble(
     """`longest`: limit of response tokens. A KL term needs `reference`, a critic `values`. `dense`: train all."""
     recipe, sequences = config.recipe, sequences_of(samples)
     lengths_B = torch.tensor([sample.info.learned for sample in samples])
-    kept_B = _kept(samples, recipe)
+    kept_B = kept(samples, recipe)
     parts = np.array_split(np.arange(len(samples)), min(config.minibatches, len(samples)))
     updates_of = partial(_updates, sequences, parts, config.micro_tokens)
     total = int(lengths_B.sum())
@@ -195,7 +195,7 @@ def _groups(samples: Sequence[StoredSample]) -> Tensor:
     return torch.tensor(np.unique([sample.info.id.prompt for sample in samples], return_inverse=True)[1])
 
 
-def _kept(samples: Sequence[StoredSample], recipe: Recipe) -> Tensor:
+def kept(samples: Sequence[StoredSample], recipe: Recipe) -> Tensor:
     cut_B = torch.tensor([sample.info.finish_reason == "length" for sample in samples])
     return ~cut_B if recipe.overlong_filter else torch.ones_like(cut_B)
 

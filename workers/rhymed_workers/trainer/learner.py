@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,34 +18,30 @@ from torch import Tensor
 from rhymed.config import Config, Trainer
 from rhymed.inputs.models import resolve_model
 from rhymed_store.client import StoredSample
-from rhymed_workers.trainer import state
-from rhymed_workers.trainer.algorithms.losses import token_losses
-from rhymed_workers.trainer.batch import Batch, LogProbs, assemble, engine_logprobs
 from rhymed_workers.trainer.critic.critic import Critic
-from rhymed_workers.trainer.optim import optimizer, schedule
+from rhymed_workers.trainer.gradients import Gradients
+from rhymed_workers.trainer.optim import optimizer, schedule, state
+from rhymed_workers.trainer.overlap.groups import GroupGradients
 from rhymed_workers.trainer.policy.backbone import Compute
 from rhymed_workers.trainer.policy.lora import restore
-from rhymed_workers.trainer.policy.packing import MicroBatch, micro_batches
+from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.policy.policy import Policy, Scores
 from rhymed_workers.trainer.policy.runtime import free_cached
-from rhymed_workers.trainer.ranks import passes
 from rhymed_workers.trainer.ranks.group import ALONE, Alone
 from rhymed_workers.trainer.samples import Progress, check_staleness, readable, sample_metrics, scored_groups
 from rhymed_workers.trainer.saving.checkpoints import Finish
-from rhymed_workers.trainer.sums import Sums
 from rhymed_workers.trainer.teacher.build import build as build_teacher
 from rhymed_workers.trainer.teacher.distillation import Distillation, Targets
-from rhymed_workers.trainer.teacher.exact import distil, follow
 from rhymed_workers.trainer.tokenstats.step import StepStats
+from rhymed_workers.trainer.tokenstats.sums import Sums
 from rhymed_workers.trainer.tokenstats.take import Taken
-from rhymed_workers.trainer.turns import sequences_of
 
 log = logging.getLogger(__name__)
 
 
 class TorchLearner:
     """`source`: folder of the model that training started from, for its tokenizer files. `dtype`: of the published
-    weights.
+    weights. `step_samples`: of a step, about.
     """
 
     reads_logprobs = True
@@ -63,13 +58,18 @@ class TorchLearner:
         max_prompt_length: int,
         max_response_length: int,
         dtype: str,
+        step_samples: int = 1,
         distillation: Distillation | None = None,
         ranks: Alone = ALONE,
     ) -> None:
         self._ranks = ranks
         self._config, self._recipe, self._max_staleness = config, config.recipe, max_staleness
         self._longest_prompt, self._longest = max_prompt_length, max_response_length
-        self.policy, self._reference, self.critic, self._source = policy, reference, critic, source
+        self.policy, self.critic, self._source = policy, critic, source
+        self._gradients = Gradients(config, max_response_length, policy, reference, ranks=ranks)
+        self._groups = GroupGradients(
+            self._gradients, config.recipe, policy, ranks, samples=step_samples, longest=max_response_length
+        )
         self.dtype, self._distillation = dtype, distillation
         self.reads_rows = distillation is not None and distillation.reads_rows
         self.steps = 0  # trained so far; also the version of the weights
@@ -78,7 +78,6 @@ class TorchLearner:
         self.colocated = False  # engines use this GPU between steps
         self.takes_token_stats = False
         self.token_stats: StepStats | None = None  # of the last step
-        self._taken: Taken | None = None  # of the step in progress
 
     @classmethod
     def restore(cls, config: Config, folder: Path | None, ranks: Alone = ALONE) -> TorchLearner:
@@ -98,6 +97,7 @@ class TorchLearner:
             max_prompt_length=config.rollout.max_prompt_length,
             max_response_length=config.rollout.max_response_length,
             dtype=policy.published_dtype or config.model.dtype,
+            step_samples=config.rollout.prompts_per_step * config.rollout.group_size,
             distillation=build_teacher(config, policy, compute, ranks),
             ranks=ranks,
         )
@@ -125,6 +125,13 @@ class TorchLearner:
         longest = self._longest_prompt, self._longest
         return readable(step, samples, self._max_staleness, self.policy.vocabulary, *longest)
 
+    def begin(
+        self, step: int, samples: Sequence[StoredSample], progress: Progress = lambda done, total: None
+    ) -> None:
+        """Compute the gradients of these whole groups, if `step` is the next step and `trainer.overlap` is set."""
+        if step == self.steps and self._config.overlap:
+            self._groups.begin(step, samples, progress, take=self.takes_token_stats)
+
     def train(
         self,
         samples: Sequence[StoredSample],
@@ -136,7 +143,8 @@ class TorchLearner:
         started, self._run_steps, self.token_stats = time.perf_counter(), run_steps, None
         torch.manual_seed(self.steps)
         chosen, unscored = scored_groups(samples, self._recipe.least_group)
-        sums = self._update(chosen, progress) if chosen else Sums()
+        update = self._update_by_groups if self._config.overlap else self._update
+        sums = update(chosen, progress) if chosen else Sums()
         self.steps += 1
         seconds = time.perf_counter() - started
         metrics = sample_metrics(self.steps - 1, samples, chosen) | sums.metrics()
@@ -147,7 +155,7 @@ class TorchLearner:
             "actor/lr": float(self._optimizer.param_groups[0]["lr"]),
             "actor/groups_unscored": float(unscored),
             "timing_s/train": seconds,
-            "perf/train_tokens_per_s": sums.computed / seconds,
+            "perf/train_tokens_per_s": sums.computed / (seconds + sums.extra.get("timing_s/overlap", 0.0)),
         }
         if self.colocated:
             free_cached(self.policy.device)
@@ -156,14 +164,13 @@ class TorchLearner:
     def _update(self, samples: Sequence[StoredSample], progress: Progress) -> Sums:
         taught = self._distillation.ask(samples, progress).to(self.policy.device) if self._distillation else None
         values = self.critic.values if self.critic else None
-        logs = (self._logprobs, self._reference_logprobs, values)
-        batch = assemble(samples, self._config, self._longest, *logs, dense=taught is not None).to(self.policy.device)
-        self._taken = Taken(len(batch.sample_N), self.policy.device) if self.takes_token_stats else None
+        batch = self._gradients.assemble(samples, values, dense=taught is not None)
+        taken = Taken(len(batch.sample_N), self.policy.device) if self.takes_token_stats else None
         updates = [self._ranks.share(update) for update in batch.updates]
         sums, total, done = Sums(), sum(map(len, updates)), 0
         frozen = self.critic is not None and self.critic.alone(self.steps)
         if frozen or not total:
-            self._compare(samples, sums)
+            self._gradients.compare(samples, sums)
         for update in updates:
             loss = torch.zeros((), dtype=torch.float64, device=self.policy.device)
             for micro, counts in update:
@@ -173,7 +180,7 @@ class TorchLearner:
                     self._follow(micro, taught, frozen=frozen)
                     continue
                 if not frozen:
-                    loss += self._accumulate(micro, batch, sums, taught)
+                    loss += self._gradients.accumulate(micro, batch, sums, taught, taken)
                 if self.critic and batch.targets:
                     self.critic.accumulate(micro, batch.targets)
                 sums.computed += micro.tokens
@@ -183,7 +190,7 @@ class TorchLearner:
                 self.critic.update()
         progress(total, total)
         sums.together(self._ranks)
-        self.token_stats = self._taken.of(self.steps, samples, self._ranks) if self._taken else None
+        self.token_stats = taken.of(self.steps, samples, self._ranks) if taken else None
         if self.critic and batch.targets:
             sums.extra |= self.critic.metrics(batch.targets)
         if taught is not None:
@@ -191,59 +198,17 @@ class TorchLearner:
         sums.extra |= batch.metrics
         return sums
 
+    def _update_by_groups(self, samples: Sequence[StoredSample], progress: Progress) -> Sums:
+        """With the gradients of those groups that `begin` knows already."""
+        sums, self.token_stats = self._groups.finish(self.steps, samples, progress, take=self.takes_token_stats)
+        self._optimize(float(sums.loss), sums)
+        return sums
+
     def _follow(self, micro: MicroBatch, taught: Targets | None, *, frozen: bool) -> None:
-        """The passes of a micro-batch, for the other ranks' sake."""
-        if not frozen and not self._only_taught(taught):
-            self.policy.follow(micro)
-        if not frozen and taught is not None and taught.exact:
-            follow(self.policy, micro, taught)
+        if not frozen:
+            self._gradients.follow(micro, taught)
         if self.critic:
             self.critic.follow(micro)
-
-    def _accumulate(self, micro: MicroBatch, batch: Batch, sums: Sums, taught: Targets | None) -> Tensor:
-        def loss(logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> Tensor:
-            tokens = batch.tokens(logp_N, flat_N)
-            if taught is not None and not taught.exact:
-                tokens = taught.advise(tokens, flat_N)
-            found = token_losses(tokens, self._recipe)
-            sums.add(found, entropy_N)
-            sampled = self._recipe.loss != "likelihood"  # else no engine wrote the tokens
-            if sampled:
-                sums.compare(tokens.engine_N, tokens.old_N)
-            if self._taken:
-                self._taken.add(tokens, entropy_N, flat_N, sampled=sampled)
-            return (found.loss_N * batch.weights_N[flat_N]).sum()
-
-        recipe, alone = self._recipe, self._only_taught(taught)
-        value = torch.zeros((), dtype=torch.float64, device=self.policy.device)
-        if not alone:
-            whole = recipe.whole_sequences(updates=len(batch.updates))
-            value = value + self.policy.backward(micro, loss, whole_sequences=whole)
-        if taught is not None and taught.exact:
-            value = value + distil(self.policy, micro, batch, taught, sums, alone=alone)
-        sums.loss += value.double()
-        return value
-
-    def _only_taught(self, taught: Targets | None) -> bool:
-        """An exact divergence is the only loss."""
-        return taught is not None and taught.exact and self._recipe.advantage == "none" and not self._recipe.dense
-
-    def _compare(self, samples: Sequence[StoredSample], sums: Sums) -> None:
-        """No sample had a signal: engine and trainer are still compared, on one micro-batch."""
-        sequences = sequences_of(samples)
-        batches = micro_batches(sequences, range(len(sequences)), self._config.micro_tokens)
-        if not batches:
-            return
-        logp_N = self.policy.logprobs(batches[0]).cpu()
-        if self._ranks.rank == 0:
-            sums.compare(engine_logprobs(samples)[batches[0].flat_N], logp_N)
-
-    def _logprobs(self, batches: Sequence[MicroBatch], count: int) -> Tensor:
-        return passes.logprobs(self.policy, self._ranks, batches, count)
-
-    @property
-    def _reference_logprobs(self) -> LogProbs | None:
-        return partial(passes.logprobs, self._reference, self._ranks) if self._reference else None
 
     def _optimize(self, loss: float, sums: Sums) -> None:
         for parameter in self.policy.trained():

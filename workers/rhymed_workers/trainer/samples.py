@@ -101,6 +101,14 @@ def scored_groups(samples: Sequence[StoredSample], least: int = 2) -> tuple[list
     return chosen, sum(count < least for count in counts.values())
 
 
+def groups_of(samples: Sequence[StoredSample]) -> dict[str, list[StoredSample]]:
+    """By prompt."""
+    groups: dict[str, list[StoredSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.info.id.prompt, []).append(sample)
+    return groups
+
+
 def flat_groups(samples: Sequence[StoredSample]) -> float:
     """Share of the groups whose rewards are all equal: they have no gradient."""
     groups: dict[str, set[float | None]] = {}

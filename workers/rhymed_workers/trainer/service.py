@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import secrets
@@ -24,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rhymed import messages
 from rhymed.config import Config
 from rhymed.errors import MalformedMessage, RhymedError, TrainerError
-from rhymed.inputs.rows import Row
 from rhymed.run.layout import RunLayout
 from rhymed.service import stall
 from rhymed.service.activities import stats_of
@@ -37,8 +35,11 @@ from rhymed_store.client import StoredSample
 from rhymed_store.shards.client import connect
 from rhymed_workers.membership import member
 from rhymed_workers.trainer.base import Learner, restore
+from rhymed_workers.trainer.intake.early import Early
+from rhymed_workers.trainer.intake.fetch import Fetch, Fetched
 from rhymed_workers.trainer.lineage import Lineage
 from rhymed_workers.trainer.publish import publisher_for
+from rhymed_workers.trainer.samples import Progress
 from rhymed_workers.trainer.saving.checkpoints import Checkpoints, Finish
 from rhymed_workers.trainer.saving.writer import only_writer
 from rhymed_workers.trainer.tokenstats.keep import Keeper
@@ -52,8 +53,6 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 LAST_REPORTS_S = 10.0  # for reports that are not acknowledged when the run is over
-FETCH_S = 30.0  # for the samples of one request
-FETCHED = 256  # samples in one request, so that a step of any size can be read in time
 
 
 class TrainerService(Service):
@@ -64,7 +63,8 @@ class TrainerService(Service):
         self._phase = "start"
         self._seconds = Stopwatch("wait")
         self._life = secrets.token_hex(8)  # distinguishes our reports and weights from those of an earlier process
-        self._step: asyncio.Task[list[StoredSample]] | None = None  # being fetched, or fetched and being trained
+        self._step: asyncio.Task[Fetched] | None = None  # being fetched, or fetched and being trained
+        self._turn = asyncio.Lock()  # of a step, a checkpoint's copy, or a group: nothing comes between their parts
         self._idle = asyncio.Event()
         self._idle.set()
         self._run_steps = 0  # of the whole run, by the broker's last order; 0: unknown
@@ -89,6 +89,8 @@ class TrainerService(Service):
         self._closing.callback(self._weights.close)
         self._store = connect(self._layout, self.name, keys)
         self._closing.callback(self._store.close)
+        self._fetch = Fetch(self._store, self._learner, self._seconds)
+        self._early = Early(self._fetch, self._turn, self._waits_for, self._begin)
         self._keeper = Keeper(self._store, lambda work: self.spawn(work, vital=False))
         keys = keys.to("broker")
         link = Client(
@@ -171,6 +173,8 @@ class TrainerService(Service):
 
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
         match message:
+            case messages.BeginGroups():
+                self.spawn(self._early.take(message))
             case messages.TrainStep():
                 await self._take(message)
             case messages.Finish():
@@ -191,59 +195,54 @@ class TrainerService(Service):
         if self._step is None:
             self._run_steps = order.steps
             self._idle.clear()
-            self._step = asyncio.get_running_loop().create_task(self._fetch(order.step, order.samples))
+            whole = self._fetch.samples(order.step, order.samples, self._stage("fetch", ends=False))
+            self._step = asyncio.get_running_loop().create_task(whole)
             self._step.add_done_callback(self._fetched)
         await asyncio.shield(self._step)
 
-    async def _fetch(self, step: int, ids: list[messages.SampleId]) -> list[StoredSample]:
-        started = time.perf_counter()
-        with_logprobs, samples = self._learner.reads_logprobs, list[StoredSample]()
-        for start in range(0, len(ids), FETCHED):
-            self._phase = f"fetch {start}/{len(ids)}"
-            part = ids[start : start + FETCHED]
-            with self._seconds.during("load"):
-                samples += await self._store.get_samples(
-                    part, logprobs=with_logprobs, prompt_tokens=with_logprobs, deadline_s=FETCH_S
-                )
-        samples = self._learner.allowed(step, samples)
-        self._left_out = len(ids) - len(samples)
-        if self._learner.reads_rows:
-            samples = await self._with_rows(samples)
-        self._fetch_s = time.perf_counter() - started
-        return samples
+    def _waits_for(self, step: int) -> bool:
+        return step == self._version and self._step is None and not self._over
 
-    async def _with_rows(self, samples: list[StoredSample]) -> list[StoredSample]:
-        prompts, rows = list(dict.fromkeys(sample.info.id.prompt for sample in samples)), dict[str, Row]()
-        for start in range(0, len(prompts), FETCHED):
-            part = prompts[start : start + FETCHED]
-            with self._seconds.during("load"):
-                rows |= zip(part, await self._store.get_prompts(part, deadline_s=FETCH_S), strict=True)
-        return [dataclasses.replace(sample, row=rows[sample.info.id.prompt]) for sample in samples]
+    async def _begin(self, step: int, group: list[StoredSample]) -> None:
+        def begin() -> None:
+            self._publisher.withdraw()  # the memory is for training now
+            self._learner.begin(step, group, self._stage("overlap"))
 
-    def _fetched(self, task: asyncio.Task[list[StoredSample]]) -> None:
+        await self._on_thread(begin, "train")
+        self._phase = "idle" if self._step is None else self._phase
+
+    def _stage(self, name: str, *, ends: bool = True) -> Progress:
+        """Shows a part of a step as the phase. `ends`: raises when the process stops."""
+
+        def progress(done: int, total: int) -> None:
+            if self.stopping and ends:
+                raise TrainerError("stopped in the middle of a step, which will be trained again")
+            self._phase = f"{name} {done}/{total}"
+
+        return progress
+
+    def _fetched(self, task: asyncio.Task[Fetched]) -> None:
         if task.cancelled() or task.exception():
             self._step, self._phase = None, "idle"
             self._idle.set()
         elif not self.stopping:
             self.spawn(self._train(task.result()))
 
-    async def _train(self, samples: list[StoredSample]) -> None:
-        def progress(done: int, total: int) -> None:
-            if self.stopping:
-                raise TrainerError("stopped in the middle of a step, which will be trained again")
-            self._phase = f"train {done}/{total}"
+    async def _train(self, fetched: Fetched) -> None:
+        samples = fetched.samples
 
         def train() -> dict[str, float]:
             self._publisher.withdraw()  # the memory is for training now
-            metrics = self._learner.train(samples, progress, self._run_steps)
+            metrics = self._learner.train(samples, self._stage("train"), self._run_steps)
             self._lineage.add(step, samples, self._learner.digest())
             return metrics
 
-        step, self._phase = self._version, "train"
-        metrics = await self._on_thread(train, "train")
-        self._phase = "publish"
-        metrics |= {"timing_s/fetch": self._fetch_s, "timing_s/publish": await self._publish()}
-        metrics["actor/left_out"] = float(self._left_out)
+        step = self._version
+        async with self._turn:
+            self._phase = "train"
+            metrics = await self._on_thread(train, "train")
+            self._phase = "publish"
+            metrics |= fetched.metrics | {"timing_s/publish": await self._publish()}
         self._last = messages.Trained(worker=self.name, step=step, metrics=metrics, life=self._life)
         self._step = None
         more = cause("trained", [sample.info.id for sample in samples], step=step)
@@ -265,14 +264,15 @@ class TrainerService(Service):
 
     async def _save(self) -> None:
         """Write a checkpoint and report it. The next step waits only for a copy, see `trainer.async_checkpoints`."""
-        started, steps, self._phase = time.perf_counter(), self._learner.steps, "checkpoint"
-        copy = self._config.trainer.async_checkpoints
-        await self._checkpoints.free()
+        started, copy = time.perf_counter(), self._config.trainer.async_checkpoints
 
         def take(folder: Path) -> Finish:
             return self._lineage.before(self._learner.snapshot(folder, copy=copy), folder)
 
-        write = await self._on_thread(lambda: self._checkpoints.begin(steps, take), "checkpoint")
+        async with self._turn:
+            steps, self._phase = self._learner.steps, "checkpoint"
+            await self._checkpoints.free()
+            write = await self._on_thread(lambda: self._checkpoints.begin(steps, take), "checkpoint")
         writing = self._checkpoints.finish(steps, write, time.perf_counter() - started)
         if copy:
             self.spawn(writing)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rhymed.config import Schedule, Trace
 from rhymed.errors import CheckpointError
+from rhymed.messages import SampleId
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.lineage import sample_bytes
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups, within_staleness
@@ -42,15 +43,17 @@ class TraceLearner:
     reads_rows = False
     token_stats = None
 
-    def __init__(self, trace: Trace, schedule: Schedule) -> None:
-        self._train_s, self._max_staleness = trace.train_s, schedule.max_staleness
+    def __init__(self, trace: Trace, schedule: Schedule, step_samples: int = 1) -> None:
+        """`step_samples`: of a step, about."""
+        self._train_s, self._max_staleness, self._step_samples = trace.train_s, schedule.max_staleness, step_samples
+        self._begun: set[SampleId] = set()  # samples whose time has passed already
         self.steps = 0  # trained so far; also the version of the weights
         self._weights: Numbers = np.zeros(SIZE, np.float32)
         self._momentum: Numbers = np.zeros(SIZE, np.float32)
 
     @classmethod
-    def restore(cls, trace: Trace, schedule: Schedule, folder: Path | None) -> TraceLearner:
-        learner = cls(trace, schedule)
+    def restore(cls, trace: Trace, schedule: Schedule, folder: Path | None, step_samples: int = 1) -> TraceLearner:
+        learner = cls(trace, schedule, step_samples)
         if folder is not None:
             learner.load(folder)
         return learner
@@ -61,20 +64,29 @@ class TraceLearner:
     def allowed(self, step: int, samples: Sequence[StoredSample]) -> list[StoredSample]:
         return within_staleness(step, samples, self._max_staleness)
 
+    def begin(self, step: int, samples: Sequence[StoredSample], progress: Progress) -> None:
+        """The samples' share of a step's time passes; all else is computed in `train`."""
+        new = {sample.info.id for sample in samples} - self._begun
+        if step == self.steps:
+            self._begun |= new
+            self._wait(time.perf_counter(), self._train_s * len(new) / self._step_samples, progress)
+
     def train(
         self,
         samples: Sequence[StoredSample],
         progress: Progress = lambda done, total: None,
         run_steps: int = 0,
     ) -> dict[str, float]:
-        """Train the next step, in `trace.train_s` seconds or more, and return its metrics."""
+        """Train the next step, in `trace.train_s` seconds or more with what has begun, and return its metrics."""
         check_staleness(self.steps, samples, self._max_staleness)
         started = time.perf_counter()
         chosen, unscored = scored_groups(samples)
         gradient = np.zeros(SIZE, np.float32)
         for sample in sorted(samples, key=lambda sample: sample.info.id):
             gradient += gradient_of(sample)
-        self._wait(started, progress)
+        begun = sum(sample.info.id in self._begun for sample in samples)
+        self._wait(started, self._train_s * (1 - begun / max(1, len(samples))), progress)
+        self._begun.clear()
         self._momentum = MOMENTUM * self._momentum + gradient
         self._weights = self._weights - RATE * self._momentum
         self.steps += 1
@@ -87,11 +99,11 @@ class TraceLearner:
             "perf/train_tokens_per_s": tokens / max(seconds, 1e-9),
         }
 
-    def _wait(self, started: float, progress: Progress) -> None:
-        total = max(1, round(self._train_s / SLICE_S))
+    def _wait(self, started: float, seconds: float, progress: Progress) -> None:
+        total = max(1, round(seconds / SLICE_S))
         for done in range(total):
             progress(done, total)
-            left = started + self._train_s * (done + 1) / total - time.perf_counter()
+            left = started + seconds * (done + 1) / total - time.perf_counter()
             time.sleep(max(0.0, left))
         progress(total, total)
 

@@ -10,7 +10,9 @@ from rhymed_workers.trainer.gang import orders
 from tests.workers.trainer.test_learner import samples
 
 
-@pytest.mark.parametrize("order", [orders.Load(None), orders.Load("/a"), orders.Train(7), orders.Gather()])
+@pytest.mark.parametrize(
+    "order", [orders.Load(None), orders.Load("/a"), orders.Begin(3), orders.Train(7), orders.Gather()]
+)
 def test_an_order_arrives_as_it_was_given(order: orders.Order) -> None:
     assert orders.decode(orders.encode(order)) == order
 

@@ -35,6 +35,7 @@ class Job:
     start: str = ""  # folder of the checkpoint that it starts from
     first: int = 0
     last: int = 10
+    begin: int = 0  # samples of each step that are given before the step: whole groups
     metrics: list[dict[str, float]] = field(default_factory=list)  # of every step, filled in
 
 
@@ -108,8 +109,11 @@ def _rank(job: Job, rank: int, meeting: str) -> None:
 
     ranks = enter(job.ranks, rank, meeting)
     learner = TorchLearner.restore(Config.model_validate(job.config), Path(job.start) if job.start else None, ranks)
-    steps = ([replace(sample, row=ROW) for sample in samples(step)] for step in range(job.first, job.last))
-    job.metrics = [learner.train(step, run_steps=job.last) for step in steps]
+    for number in range(job.first, job.last):
+        step = [replace(sample, row=ROW) for sample in samples(number)]
+        if job.begin:
+            learner.begin(number, step[-job.begin :])
+        job.metrics.append(learner.train(step, run_steps=job.last))
     out = Path(job.out)
     if rank == 0:
         out.mkdir()

@@ -63,6 +63,32 @@ def test_two_ranks_train_what_one_does_and_one_goes_on_from_two(tiny_model: Path
     assert other.values == pytest.approx(mine.values, rel=1e-3, abs=1e-5, nan_ok=True)
 
 
+@pytest.mark.parametrize("micro_tokens", [40, 4096])  # several passes a group, or one for two ranks
+def test_groups_that_are_computed_early_are_the_same_on_each_number_of_ranks(
+    tiny_model: Path, tmp_path: Path, micro_tokens: int
+) -> None:
+    given = config(tiny_model, kl_coef=0.1, warmup_steps=0, overlap=True, micro_tokens=micro_tokens)
+    one, two, early = train(
+        [
+            Job(1, given, f"{tmp_path}/one", last=2, begin=4),
+            Job(2, given, f"{tmp_path}/two", last=2),
+            Job(2, given, f"{tmp_path}/early", last=2, begin=4),
+        ]
+    )
+    assert furthest(weights(one.out), weights(tiny_model)) > 1e-4, "it was trained"
+    assert furthest(weights(one.out), weights(two.out)) < 1e-6
+    assert furthest(weights(two.out), weights(early.out)) == 0
+    for mine, other, third in zip(one.metrics, two.metrics, early.metrics, strict=True):
+        assert (
+            0
+            == other.pop("actor/overlap_ratio")
+            < third.pop("actor/overlap_ratio")
+            == mine.pop("actor/overlap_ratio")
+        )
+        assert untimed(other) == pytest.approx(untimed(mine), rel=1e-4, abs=1e-6)
+        assert untimed(other) == untimed(third)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("given", [{"kl_coef": 0.1, "minibatches": 2}, {"algorithm": "ppo", "minibatches": 2}])
 def test_each_number_of_ranks_goes_on_from_the_checkpoints_of_others(

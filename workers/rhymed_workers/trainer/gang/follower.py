@@ -92,6 +92,8 @@ def _follow(config: Config, seat: Seat, meeting: Meeting) -> NoReturn:
             continue
         assert learner is not None, "the first order is to load"
         match order:
+            case orders.Begin():
+                learner.begin(order.step, work.exchange(None))
             case orders.Train():
                 learner.train(work.exchange(None), run_steps=order.run_steps)
             case orders.Gather():

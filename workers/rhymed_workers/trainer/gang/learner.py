@@ -44,6 +44,12 @@ class GangLearner:
     def allowed(self, step: int, samples: Sequence[StoredSample]) -> list[StoredSample]:
         return self._learner.allowed(step, samples)
 
+    def begin(self, step: int, samples: Sequence[StoredSample], progress: Progress) -> None:
+        with self._exchanges():
+            self._gang.order(orders.Begin(step))
+            work.exchange(samples)
+            self._learner.begin(step, samples, progress)
+
     def train(self, samples: Sequence[StoredSample], progress: Progress, run_steps: int) -> dict[str, float]:
         with self._exchanges():
             self._gang.order(orders.Train(run_steps))

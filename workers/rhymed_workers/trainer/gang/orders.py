@@ -23,6 +23,12 @@ class Load(msgspec.Struct, tag=True, frozen=True):
     folder: str | None
 
 
+class Begin(msgspec.Struct, tag=True, frozen=True):
+    """The gradients of groups of this step, whose samples follow over the process group."""
+
+    step: int
+
+
 class Train(msgspec.Struct, tag=True, frozen=True):
     """The next step. Its samples follow over the process group."""
 
@@ -40,7 +46,7 @@ class Save(msgspec.Struct, tag=True, frozen=True):
     copy: bool
 
 
-Order: TypeAlias = Load | Train | Gather | Save
+Order: TypeAlias = Load | Begin | Train | Gather | Save
 
 
 class _Packed(msgspec.Struct, array_like=True):

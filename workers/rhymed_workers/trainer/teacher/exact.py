@@ -12,9 +12,9 @@ from rhymed_workers.trainer.algorithms.losses import TokenLosses
 from rhymed_workers.trainer.batch import Batch
 from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.policy.policy import Policy
-from rhymed_workers.trainer.sums import Sums
 from rhymed_workers.trainer.teacher.distillation import Targets
 from rhymed_workers.trainer.teacher.local import same_tokens
+from rhymed_workers.trainer.tokenstats.sums import Sums
 
 
 def distil(policy: Policy, micro: MicroBatch, batch: Batch, taught: Targets, sums: Sums, *, alone: bool) -> Tensor:

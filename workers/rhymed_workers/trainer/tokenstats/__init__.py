@@ -1,1 +1,1 @@
-"""What a step computed of each token, taken along as it is made and written after the step, for people."""
+"""What a step computed of its tokens: sums for its metrics, and the numbers of each token, taken along for people."""

@@ -22,6 +22,13 @@ class Taken:
     def __init__(self, count: int, device: torch.device) -> None:
         self._values = torch.full((len(NAMES), count), torch.nan, dtype=torch.float16, device=device)
 
+    @classmethod
+    def of_parts(cls, parts: Sequence[Taken]) -> Taken:
+        """Of a step whose groups were taken one by one; at least one."""
+        whole = cls(0, parts[0]._values.device)
+        whole._values = torch.cat([part._values for part in parts], dim=1)
+        return whole
+
     def add(self, tokens: Tokens, entropy_N: Tensor, flat_N: Tensor, *, sampled: bool) -> None:
         """`flat_N`: the tokens' places in the step. `sampled`: an engine wrote them."""
         logp_N, engine_N = tokens.old_N.detach(), tokens.engine_N

@@ -5,6 +5,7 @@ They stay on the device of their tokens until the step is over: reading one wait
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -37,6 +38,18 @@ class Sums:
     grad_norms: list[float] = field(default_factory=list)
     extra: dict[str, float] = field(default_factory=dict)  # metrics of the whole step
     skipped: int = 0  # optimizer steps with a loss or gradient that is not finite
+
+    @classmethod
+    def of(cls, parts: Sequence[Sums]) -> Sums:
+        """Of all parts of a step, added in this order."""
+        total = cls()
+        for part in parts:
+            for name in ADDED:
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            for name in OPTIONAL:
+                if getattr(part, name) is not None:
+                    setattr(total, name, _begun(getattr(total, name)) + getattr(part, name))
+        return total
 
     def add(self, found: TokenLosses, entropy_N: Tensor) -> None:
         self.tokens += len(entropy_N)
