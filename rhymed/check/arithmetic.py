@@ -67,18 +67,23 @@ def packed(rollout: Rollout, trainer: Trainer, prompt_length: int) -> list[list[
     passes: list[list[int]] = []
     for first, last in itertools.pairwise(ends):
         parts = [min(last, start + group) - max(first, start) for start in range(0, samples, group)]
-        rows = [
-            prompt_length + min(fit, part - start) * rollout.max_response_length
+        groups = [
+            [prompt_length + min(fit, part - start) * rollout.max_response_length for start in range(0, part, fit)]
             for part in parts
-            for start in range(0, part, fit)
         ]
-        update: list[list[int]] = []
-        for row in sorted(rows, reverse=True):
-            if update and sum(update[-1]) + row <= trainer.micro_tokens:
-                update[-1].append(row)
-            else:
-                update.append([row])
-        passes += update
+        for rows in groups if trainer.overlap else [list(itertools.chain(*groups))]:
+            passes += _together(rows, trainer.micro_tokens)
+    return passes
+
+
+def _together(rows: Sequence[int], most: int) -> list[list[int]]:
+    """Rows of these lengths in passes of at most so many tokens."""
+    passes: list[list[int]] = []
+    for row in sorted(rows, reverse=True):
+        if passes and sum(passes[-1]) + row <= most:
+            passes[-1].append(row)
+        else:
+            passes.append([row])
     return passes
 
 
@@ -100,7 +105,7 @@ def describe(config: Config, load: Workload, held_out: Sequence[int]) -> Section
     section.add("updates", f"{updates} per step (trainer.minibatches), on {each} samples each")
     section.add("learning rate", _learning_rate(trainer, load))
     section.add("passes", _passes(trainer, load))
-    section.add("staleness", _staleness(config.schedule, load))
+    section.add("staleness", _staleness(config.schedule, load, overlap=trainer.overlap))
     saved = math.ceil(load.steps / trainer.checkpoint_every)
     section.add("saved", f"{counted(saved, 'checkpoint')}, every {trainer.checkpoint_every} steps and at the end")
     if config.eval.every:
@@ -154,12 +159,13 @@ def _learning_rate(trainer: Trainer, load: Workload) -> str:
     return ", ".join(filter(None, (" ".join(filter(None, (f"{trainer.lr:g}", warmup))), falls)))
 
 
-def _staleness(schedule: Schedule, load: Workload) -> str:
+def _staleness(schedule: Schedule, load: Workload, *, overlap: bool) -> str:
     lag = schedule.max_staleness
     if lag == 0:
+        early = ", which begins with complete groups (trainer.overlap)" if overlap else ""
         return (
-            f"0: all {load.samples} samples of a step are sampled with the newest weights; engines wait while the"
-            " trainer trains"
+            f"0: all {load.samples} samples of a step are sampled with the newest weights; engines wait for the"
+            f" trainer{early}"
         )
     following = "step" if lag == 1 else f"{lag} steps"
     return (

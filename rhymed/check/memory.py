@@ -16,6 +16,7 @@ from rhymed.check.sizes.size import FP32, ITEM_BYTES, Size
 from rhymed.config import Config, Model, Rollout, Store, Trainer
 from rhymed.text import counted, size_of
 
+SUM_BYTES = 8  # of a weight's gradient, added up over groups (trainer.overlap)
 MOMENT_BYTES = {"adamw": 8.0, "paged_adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 2 + 8 / 256}
 """Of both moments of a parameter; 8-bit ones have a scale for every 256 (rhymed_workers.trainer.optim.optimizer)."""
 
@@ -102,7 +103,7 @@ def needs(
     vllm, item = rollout.engine == "vllm", ITEM_BYTES[model.dtype]
     return Needs(
         weights=FP32 * parameters if adapters is None else lora_weights(model, size, adapters),
-        gradients=FP32 * trained,
+        gradients=(FP32 + (SUM_BYTES if trainer.overlap else 0)) * trained,
         moments=moment * trained,
         reference=FP32 * parameters if trainer.recipe.kl_coef and not adapters else 0,
         critic=(2 * FP32 + moment) * values,

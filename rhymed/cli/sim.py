@@ -38,6 +38,7 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     )
     option("--cost", type=Path, metavar="FILE", help="JSON [[samples, seconds per engine step], ...]")
     option("--train-s", type=_at_least_0(float), metavar="S", help="seconds per training step (default: rollout / 4)")
+    option("--overlap", action="store_true", help="training begins with complete groups, as with trainer.overlap")
     option(
         "--keep", type=_probability, default=0.9987, metavar="P", help="probability that a run-ahead token is kept"
     )
@@ -121,6 +122,7 @@ def _cluster(arguments: argparse.Namespace, workload: Any) -> Any:
         train_s=step_s / 4 if arguments.train_s is None else arguments.train_s,
         beat_s=max(1.0, step_s / 50),
         failures=failures,
+        overlap=arguments.overlap,
     )
 
 

@@ -85,6 +85,13 @@ def test_the_numbers_are_told_in_words() -> None:
     assert warnings == ["trainer.warmup_steps = 20, but the run has 7 steps: trainer.lr is never reached"]
 
 
+def test_groups_that_are_computed_one_by_one_share_no_pass() -> None:
+    more = {"rollout": {"prompts_per_step": 8, "group_size": 4, "max_prompt_length": 56, "max_response_length": 50}}
+    for overlap, passes in ((False, 2), (True, 8)):
+        made = config(trainer={"micro_tokens": 1024, "overlap": overlap}, **more)
+        assert arithmetic.workload(made.rollout, made.trainer, 64, 56).passes == passes
+
+
 def test_what_is_replaced_is_told() -> None:
     more = {"rollout": {"prompts_per_step": 8, "group_size": 4}}
     rows, _ = texts(config(trainer={"dynamic_sampling": {"enabled": True, "max_refills": 1.5}}, **more), 20, [])

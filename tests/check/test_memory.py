@@ -38,6 +38,10 @@ def test_a_large_machine_is_large_enough() -> None:
     assert rows["checkpoints"] == "2 kept + 1 being written, 11.2 GiB each"
 
 
+def test_sums_of_groups_count() -> None:
+    assert "weights 3.7 GiB, gradients 11.2 GiB, Adam 7.5 GiB" in check(LARGE, overlap=True)[0]["trainer"]
+
+
 def test_a_reference_model_counts() -> None:
     assert "reference model 3.7 GiB" in check(LARGE, kl_coef=0.1)[0]["trainer"]
 

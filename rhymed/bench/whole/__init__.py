@@ -1,1 +1,1 @@
-"""`rhymed bench whole`: what scheduling, drafts, both and staleness 1 gain over plain training."""
+"""`rhymed bench whole`: what scheduling, drafts, both, overlap and staleness 1 gain over plain training."""

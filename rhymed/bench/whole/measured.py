@@ -73,13 +73,15 @@ def ratios(rows: Iterable[Row]) -> dict[str, list[float]]:
 def compared(rows: Sequence[Row]) -> dict[str, str]:
     """Run -> how it compares to `plain` of the same round: samples and weights; only runs at staleness 0."""
     plain = {row["round"]: Path(row["run"]) for row in rows if row["variant"] == VARIANTS[0].name}
+    rounding = {variant.name for variant in VARIANTS if variant.overlap}
     strict = {variant.name for variant in VARIANTS if not variant.max_staleness}
     found = {}
     for row in rows:
         folder = Path(row["run"])
         if row["variant"] in strict and row["round"] in plain and folder != plain[row["round"]]:
             result = compare_runs(plain[row["round"]], folder)
-            same = f"{result.equal} of {result.both} steps trained on the same samples"
+            rounded = " (its weights differ by rounding)" if row["variant"] in rounding else ""
+            same = f"{result.equal} of {result.both} steps trained on the same samples{rounded}"
             found[folder.name] = "; ".join([same, *result.wrong])
     return found
 

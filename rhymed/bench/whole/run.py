@@ -1,4 +1,5 @@
-"""`rhymed bench whole`: plain synchronous training, then scheduling, drafts, both, and staleness 1, cumulative.
+"""`rhymed bench whole`: plain synchronous training, then scheduling, drafts, both, both with training that overlaps
+with rollouts, and both at staleness 1.
 
 `measured`: whole runs of a configuration on this machine, with the comparison of their samples. `simulated`: the same
 in virtual time with many engines.

@@ -49,7 +49,7 @@ def simulate(
 
 def _row(workload: Synthetic, cluster: Cluster, variant: Variant, steps: int) -> Row:
     began = time.monotonic()
-    drafted = replace(cluster, drafts=read("free")) if variant.drafts else cluster
+    drafted = replace(cluster, drafts=read("free") if variant.drafts else None, overlap=variant.overlap)
     (result,) = compare(workload, drafted, [Mode(variant.policy, variant.max_staleness)])
     ends = result.totals.step_s
     later = (ends[-1] - ends[EPOCH - 1]) / (steps - EPOCH) if steps > EPOCH else None

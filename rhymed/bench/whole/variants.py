@@ -10,6 +10,7 @@ class Variant(NamedTuple):
     policy: str
     drafts: bool
     max_staleness: int = 0
+    overlap: bool = False
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -19,6 +20,7 @@ class Variant(NamedTuple):
             f"schedule.policy={self.policy}",
             f"drafts.method={method}",
             f"schedule.max_staleness={self.max_staleness}",
+            f"trainer.overlap={str(self.overlap).lower()}",
         )
 
 
@@ -27,5 +29,6 @@ VARIANTS = (
     Variant("scheduling", "flow", False),
     Variant("drafts", "fifo", True),
     Variant("both", "flow", True),
+    Variant("overlap", "flow", True, overlap=True),
     Variant("staleness 1", "flow", True, 1),
 )
