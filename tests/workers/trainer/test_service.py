@@ -24,7 +24,8 @@ from rhymed.service.activities import ACTIVITIES, seconds_of
 from rhymed.wire.sockets import DONE, Client, Server
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.service import StoreService
-from rhymed_workers.trainer import fetch, lineage
+from rhymed_workers.trainer import lineage
+from rhymed_workers.trainer.intake import fetch
 from rhymed_workers.trainer.saving import checkpoints
 from rhymed_workers.trainer.service import TrainerService
 from tests.workers.peers import until
