@@ -104,6 +104,8 @@ class Handover:
             return []
         step, known = self._announced
         prompts = open_step.completed[known if step == version else 0 :]
+        if not prompts or any(worker.target == version for worker in self._workers.of_role("rollout")):
+            return []  # they may read the weights from the memory that the trainer needs then
         self._announced = version, len(open_step.completed)
         ids: list[SampleId] = []
         for part in chunks(prompts, GROUPS):

@@ -85,7 +85,8 @@ def test_a_busy_trainer_receives_the_next_steps_groups_when_it_has_trained() -> 
     assert trains(complete(story, *C), 0, [*A, *B, *C])
     assert complete(story, *NEXT_B) == []
     assert complete(story, *NEXT_C) == []
-    assert orders(story.trained(0)) == [Begin("trainer", 1, [*NEXT_B, *NEXT_C])]
+    assert orders(story.trained(0)) == [], "the worker loads the new weights"
+    assert orders(story.loaded("w", 1)) == [Begin("trainer", 1, [*NEXT_B, *NEXT_C])]
 
 
 def test_dropped_samples_are_left_out(story: Story) -> None:

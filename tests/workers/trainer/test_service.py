@@ -222,30 +222,37 @@ async def test_groups_that_come_early_are_a_part_of_the_step_to_the_bit(
     assert all((found[0][name] == found[1][name]).all() for name in found[0])
 
 
+@pytest.mark.parametrize("copy", [True, False])
 async def test_a_checkpoint_has_the_step_of_its_name_while_the_next_one_waits(
-    config: Config, where: RunLayout, broker: Broker, put: Any, monkeypatch: pytest.MonkeyPatch
+    config: Config, where: RunLayout, broker: Broker, put: Any, monkeypatch: pytest.MonkeyPatch, copy: bool
 ) -> None:
-    """The write of the checkpoint before it takes long, and the next step is here already."""
-    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"checkpoint_every": 1})})
+    """The next step is here already, while the checkpoint waits for the one before it, or is written without a copy."""
+    changes = {"checkpoint_every": 1, "async_checkpoints": copy}
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update=changes)})
     service = TrainerService(config, where)
     async with service.running():
-        free = service._checkpoints.free
+        name = "free" if copy else "finish"
+        usual = getattr(service._checkpoints, name)
 
-        async def slowly() -> None:
+        async def slowly(*arguments: Any) -> None:
             await broker.ask(messages.TrainStep(step=1, samples=await put(1)))
             with contextlib.suppress(TimeoutError):  # it should not be trained meanwhile
                 async with asyncio.timeout(2):
                     await broker.hear(messages.Trained, step=1)
-            await free()
+            await usual(*arguments)
 
         with monkeypatch.context() as patched:
-            patched.setattr(service._checkpoints, "free", slowly)
+            patched.setattr(service._checkpoints, name, slowly)
             await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
             await broker.hear(messages.Trained, step=0)
             await broker.hear(messages.Checkpointed, newest=1)
+        saved, expected = (
+            load_file(where.checkpoints / "step-000001" / "model.safetensors"),
+            await published(where, 1),
+        )
+        assert json.loads((where.checkpoints / "step-000001" / "trainer.json").read_text())["steps"] == 1
+        assert all((saved[name] == expected[name]).all() for name in expected)
         await broker.hear(messages.Trained, step=1)
-        saved = json.loads((where.checkpoints / "step-000001" / "trainer.json").read_text())
-    assert saved["steps"] == 1
 
 
 async def test_groups_that_cannot_be_read_early_do_not_end_it(

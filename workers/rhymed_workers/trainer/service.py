@@ -64,7 +64,9 @@ class TrainerService(Service):
         self._seconds = Stopwatch("wait")
         self._life = secrets.token_hex(8)  # distinguishes our reports and weights from those of an earlier process
         self._step: asyncio.Task[Fetched] | None = None  # being fetched, or fetched and being trained
-        self._turn = asyncio.Lock()  # of a step, a checkpoint's copy, or a group: nothing comes between their parts
+        self._turn = (
+            asyncio.Lock()
+        )  # of a step, a checkpoint until it is copied, or a group: they read or change weights
         self._idle = asyncio.Event()
         self._idle.set()
         self._run_steps = 0  # of the whole run, by the broker's last order; 0: unknown
@@ -131,8 +133,8 @@ class TrainerService(Service):
 
     def _progress(self) -> object:
         """Changes with every micro-batch and with what is written of a checkpoint; None if there is nothing to do."""
-        written = self._checkpoints.progress
-        return None if self._idle.is_set() and written is None else (self._version, self._phase, written)
+        idle, written = self._idle.is_set() and not self._turn.locked(), self._checkpoints.progress
+        return None if idle and written is None else (self._version, self._phase, written)
 
     async def _on_thread(self, work: Callable[[], Result], activity: str) -> Result:
         """Run on the learner's thread; the time there counts as this activity."""
@@ -273,12 +275,12 @@ class TrainerService(Service):
             steps, self._phase = self._learner.steps, "checkpoint"
             await self._checkpoints.free()
             write = await self._on_thread(lambda: self._checkpoints.begin(steps, take), "checkpoint")
-        writing = self._checkpoints.finish(steps, write, time.perf_counter() - started)
-        if copy:
-            self.spawn(writing)
-            return
-        with self._seconds.during("checkpoint"):
-            await writing
+            writing = self._checkpoints.finish(steps, write, time.perf_counter() - started)
+            if not copy:
+                with self._seconds.during("checkpoint"):
+                    await writing
+                return
+        self.spawn(writing)
 
     def _report_checkpoints(self, oldest: int, newest: int) -> None:
         self._report(messages.Checkpointed(worker=self.name, step=oldest, newest=newest, life=self._life))

@@ -145,6 +145,13 @@ def test_a_group_that_is_another_one_in_the_step_is_computed_anew(learner: Make,
     assert untimed(again) == untimed(metrics)
 
 
+def test_log_probs_that_no_engine_gave_are_the_same_in_the_step(learner: Make) -> None:
+    given = [dataclasses.replace(sample, logprobs=np.full(sample.info.length, np.nan)) for sample in samples(0)]
+    trained = learner(overlap=True, correction="none")
+    early(trained, 0, given, 1)
+    assert trained.train(given)["actor/overlap_ratio"] > 0
+
+
 def test_groups_of_another_step_and_without_the_setting_are_ignored(learner: Make) -> None:
     def refuse(*arguments: Any, **more: Any) -> None:
         raise AssertionError("nothing is computed")

@@ -161,7 +161,7 @@ def _equal(one: StoredSample, other: StoredSample) -> bool:
 
 
 def _equal_arrays(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
-    return one is other if one is None or other is None else np.array_equal(one, other)
+    return one is other if one is None or other is None else np.array_equal(one, other, equal_nan=True)
 
 
 def _means(parts: Sequence[Part]) -> dict[str, float]:
