@@ -226,7 +226,7 @@ async def test_groups_that_come_early_are_a_part_of_the_step_to_the_bit(
 async def test_a_checkpoint_has_the_step_of_its_name_while_the_next_one_waits(
     config: Config, where: RunLayout, broker: Broker, put: Any, monkeypatch: pytest.MonkeyPatch, copy: bool
 ) -> None:
-    """The next step is here already, while the checkpoint waits for the one before it, or is written without a copy."""
+    """The next step is here while the checkpoint waits for the one before it, or is written without a copy."""
     changes = {"checkpoint_every": 1, "async_checkpoints": copy}
     config = config.model_copy(update={"trainer": config.trainer.model_copy(update=changes)})
     service = TrainerService(config, where)

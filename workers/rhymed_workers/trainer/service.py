@@ -64,9 +64,7 @@ class TrainerService(Service):
         self._seconds = Stopwatch("wait")
         self._life = secrets.token_hex(8)  # distinguishes our reports and weights from those of an earlier process
         self._step: asyncio.Task[Fetched] | None = None  # being fetched, or fetched and being trained
-        self._turn = (
-            asyncio.Lock()
-        )  # of a step, a checkpoint until it is copied, or a group: they read or change weights
+        self._turn = asyncio.Lock()  # of a step, a group, or a checkpoint until it is copied
         self._idle = asyncio.Event()
         self._idle.set()
         self._run_steps = 0  # of the whole run, by the broker's last order; 0: unknown
@@ -231,12 +229,10 @@ class TrainerService(Service):
             self.spawn(self._train(task.result()))
 
     async def _train(self, fetched: Fetched) -> None:
-        samples = fetched.samples
-
         def train() -> dict[str, float]:
             self._publisher.withdraw()  # the memory is for training now
-            metrics = self._learner.train(samples, self._stage("train"), self._run_steps)
-            self._lineage.add(step, samples, self._learner.digest())
+            metrics = self._learner.train(fetched.samples, self._stage("train"), self._run_steps)
+            self._lineage.add(step, fetched.samples, self._learner.digest())
             return metrics
 
         step = self._version
@@ -247,7 +243,7 @@ class TrainerService(Service):
             metrics |= fetched.metrics | {"timing_s/publish": await self._publish()}
         self._last = messages.Trained(worker=self.name, step=step, metrics=metrics, life=self._life)
         self._step = None
-        more = cause("trained", [sample.info.id for sample in samples], step=step)
+        more = cause("trained", [sample.info.id for sample in fetched.samples], step=step)
         log.info("step %d trained: %s", step + 1, trained_line(metrics), extra=more)
         self._report(self._last)
         self._keeper.keep(step, self._learner.token_stats)
