@@ -25,8 +25,8 @@ def test_runs_are_compared_with_the_plain_one_of_their_round() -> None:
 def test_drafts_and_staleness_are_faster_in_virtual_time(tmp_path: Path) -> None:
     rows = run(True, parts=["simulated"], out=tmp_path)["simulated"]
     times = {row["variant"]: row["makespan_s"] for row in rows}
-    assert list(times) == ["plain", "scheduling", "drafts", "both", "staleness 1"]
-    assert times["staleness 1"] < times["both"] < times["scheduling"]
+    assert list(times) == ["plain", "scheduling", "drafts", "both", "overlap", "staleness 1"]
+    assert times["staleness 1"] < times["overlap"] < times["both"] < times["scheduling"]
     assert times["drafts"] < times["plain"]
     assert (tmp_path / "whole.json").is_file()
 
