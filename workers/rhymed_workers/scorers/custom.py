@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -151,6 +152,18 @@ def _ignore(*_: Any, **__: Any) -> None:
     """TRL's `log_extra` and `log_metric`."""
 
 
+def _close(runner: asyncio.Runner) -> None:
+    """Also where garbage is collected while another loop runs on this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        runner.close()
+    else:
+        closing = threading.Thread(target=runner.close)
+        closing.start()
+        closing.join()
+
+
 def _synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
     """Awaits the result if it is awaitable, on one event loop for all calls, so that its sessions stay usable."""
     runner: list[asyncio.Runner] = []
@@ -164,7 +177,7 @@ def _synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
             return result
         if not runner:
             runner.append(asyncio.Runner())
-            weakref.finalize(call, runner[0].close)
+            weakref.finalize(call, _close, runner[0])
         return runner[0].run(await_it(result))
 
     return call
