@@ -1,7 +1,7 @@
 # Images of rhymed. Targets: `slim` (broker, store, dashboard), `worker` (trainer, rollout and reward on CPUs),
 # `gpu` (trainer and rollout on vLLM's CUDA image). Needs BuildKit. Packages are taken from docker/wheels (`make wheels`)
-# before an index is asked; a pip.conf can be passed as the build secret `pip`. SINKS: packages for the broker's metrics
-# and traces, e.g. "tensorboard wandb".
+# before an index is asked; a pip.conf can be passed as the build secret `pip`. SINKS: packages for the broker's
+# metrics, e.g. "tensorboard wandb".
 
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 ARG BUILD_IMAGE=python:3.11-bookworm

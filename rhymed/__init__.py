@@ -1,4 +1,4 @@
-"""Code that all processes share (configuration, messages, wire, services), and the applications: one folder each.
+"""The eight rooms that are one package: core, inputs, placement, histospec, records, check, show and start.
 
 `rhymed.train`, `rhymed.train_async`, `rhymed.open_run` and `rhymed.Run` are imported when they are first used.
 """
@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rhymed.api import Run, open_run, train, train_async
-    from rhymed.errors import RhymedError
+    from rhymed.core.errors import RhymedError
+    from rhymed.start.api import Run, open_run, train, train_async
 
 __version__ = "0.1.0"
 __all__ = ["RhymedError", "Run", "__version__", "open_run", "train", "train_async"]
@@ -19,7 +19,9 @@ __all__ = ["RhymedError", "Run", "__version__", "open_run", "train", "train_asyn
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'rhymed' has no attribute {name!r}")
-    return getattr(importlib.import_module("rhymed.errors" if name == "RhymedError" else "rhymed.api"), name)
+    return getattr(
+        importlib.import_module("rhymed.core.errors" if name == "RhymedError" else "rhymed.start.api"), name
+    )
 
 
 def __dir__() -> list[str]:

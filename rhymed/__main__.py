@@ -1,5 +1,5 @@
 import sys
 
-from rhymed.cli import main
+from rhymed.start.cli import main
 
 sys.exit(main())

@@ -95,6 +95,17 @@ CASES: list[dict[str, Any]] = [
         },
         {"args": {"loss_type": "sapo"}, "algorithm": "sapo", "settings": {}, "correct": "token_truncate"},
         {
+            "args": {"loss_type": "grpo", "entropy_coef": 0.07},
+            "algorithm": "grpo",
+            "settings": CLIP | {"entropy_coef": 0.07},
+            "temperature": 0.7,
+        },
+        {
+            "args": {"loss_type": "dr_grpo", "entropy_coef": -0.03},
+            "algorithm": "dr_grpo",
+            "settings": CLIP | {"advantage_scale": "group", "entropy_coef": -0.03},
+        },
+        {
             "args": {},
             "trainer": "GMPO",
             "algorithm": "gmpo",
@@ -243,6 +254,59 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+ADAPTIVE = {
+    "entropy_coef": 0.1,
+    "entropy_coef_min": 0.05,
+    "entropy_coef_max": 0.12,
+    "entropy_coef_delta": 0.015,
+    "entropy_target": 3.0,
+}
+SHARPNESS = (1.0, 2.0, 3.0, 0.2, 0.2, 0.2, 0.2, 0.2, 3.0, 3.0)
+"""Factors of the embeddings, which are also the head, before each optimizer step: entropies differ."""
+
+
+def adaptive() -> dict[str, Any]:
+    """Entropy, part of it in the loss, and coefficient after each optimizer step, of TRL's adaptive control."""
+    given, steps = batch(), []
+    case = {"args": {"loss_type": "grpo", "beta": 0.0, "use_adaptive_entropy": True, **ADAPTIVE}} | {
+        "trainer": "GRPO",
+        "temperature": 1.0,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        tiny().save_pretrained(folder)
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        made = trainer(case, model, folder)
+        made.current_gradient_accumulation_steps = 1
+        first = model.lm_head.weight.detach().clone()
+        model.train()
+        for sharpness in SHARPNESS:
+            with torch.no_grad():
+                model.lm_head.weight.copy_(first * sharpness)
+            inputs = {**given, "advantages": torch.zeros(GROUPS * GROUP), "num_items_in_batch": torch.tensor(1)}
+            loss = made._compute_loss(model, inputs).item()
+            metrics = made._metrics["train"]
+            entropy = metrics["entropy"][-1]
+            steps.append([entropy, -loss / entropy, metrics["entropy_coef"][-1]])
+    return {"settings": ADAPTIVE, "steps": steps}
+
+
+def decoupled() -> dict[str, Any]:
+    """Advantages of GDPO from the formula of `multi_objective_aggregation="normalize_then_sum"`. None: no reward."""
+    generator, missing = torch.Generator().manual_seed(2), torch.nan
+    rewards = torch.randint(0, 4, (GROUPS * GROUP, 3), generator=generator) / 2
+    rewards[:, 2] *= 40  # another scale
+    rewards[GROUP:, 0] = 1.0  # all equal
+    rewards[1, 1] = rewards[6, 1] = missing
+    weights = torch.tensor([1.0, 0.5, 2.0])
+    grouped = rewards.view(GROUPS, GROUP, -1)
+    centred = grouped - torch.nanmean(grouped, dim=1, keepdim=True)
+    scaled = (centred / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)).view_as(rewards)
+    sums = (scaled * weights).nansum(dim=1)
+    advantages = (sums - sums.mean()) / (nanstd(sums) + 1e-4)
+    known = [[None if value != value else value for value in row] for row in rewards.tolist()]
+    return {"rewards": known, "weights": weights.tolist(), "advantages": advantages.tolist()}
+
+
 def main(path: Path) -> None:
     given = batch()
     prompts = [row[mask.bool()].tolist() for row, mask in zip(given["prompt_ids"], given["prompt_mask"], strict=True)]
@@ -259,6 +323,8 @@ def main(path: Path) -> None:
         "rewards": given["rewards"].tolist(),
         "cap": CAP,
         "cases": [run(case) for case in CASES],
+        "adaptive": adaptive(),
+        "decoupled": decoupled(),
     }
     text = json.dumps(frozen)
     path.write_text(text)

@@ -5,7 +5,7 @@
     PYTHONPATH=... python scripts/train_bits.py train samples.npz old.safetensors    # in another version's tree
     python -m scripts.train_bits compare old.safetensors new.safetensors
 
-`train --padded` computes hidden states in rows with padding and a mask of T x T, as versions before 0.9 did: what is
+`train --padded` computes hidden states in rows with padding and a mask of T x T, the layout that others use: what is
 left of a difference then does not come from the layout. Engine log-probs are taken as equal to the trainer's.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 
 
 def record(run: Path, out: Path, steps: int) -> None:
-    from rhymed.history.folder import open_folder
+    from rhymed.records.history.folder import open_folder
 
     columns: dict[str, list[Any]] = {name: [] for name in ("step", "prompt", "index", "reward", "given", "tokens")}
     with open_folder(run) as folder:
@@ -42,7 +42,7 @@ def record(run: Path, out: Path, steps: int) -> None:
 
 def read(file: Path) -> dict[int, list[Any]]:
     """Samples of every step, in the order of their ids."""
-    from rhymed.messages import SampleId, SampleInfo
+    from rhymed.core.messages import SampleId, SampleInfo
     from rhymed_store.client import StoredSample
 
     data = np.load(file)
@@ -67,7 +67,7 @@ def train(samples: Path, out: Path, config: Path, *, padded: bool) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from rhymed.config.load import load_config
+    from rhymed.core.config.load import load_config
     from rhymed_workers.trainer.learner import TorchLearner
 
     if padded:

@@ -19,7 +19,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "rhymed" / "dashboard" / "static" / "vendor" / "uplot"
+FOLDER = Path(__file__).parents[1] / "rhymed" / "show" / "dashboard" / "static" / "vendor" / "uplot"
 FILES = {
     "package/dist/uPlot.esm.js": "uPlot.esm.js",
     "package/dist/uPlot.min.css": "uPlot.min.css",

@@ -21,42 +21,181 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn, get_args
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.errors import CheckpointLost, RewardError, RhymedError, StepRefused
-from rhymed.run.layout import RunLayout
-from rhymed.run.metrics import MetricsLog
-from rhymed.run.timeline import FAILED
-from rhymed.service.service import Service
-from rhymed.text import counted, evaluation_lines, step_line
-from rhymed.wire.sockets import DONE, Server
+from rhymed.core import messages
+from rhymed.core.config import Config, Reward
+from rhymed.core.errors import CheckpointLost, Overloaded, RewardError, RhymedError, StepRefused
+from rhymed.core.messages import Ahead, Answered, Generated, GiveBack, Join, Scored, Turned
+from rhymed.core.run.folder import read_metrics
+from rhymed.core.run.layout import RunLayout
+from rhymed.core.run.metrics import MetricsLog
+from rhymed.core.run.timeline import FAILED
+from rhymed.core.service.logfile import cause
+from rhymed.core.service.service import Service
+from rhymed.core.text import counted, evaluation_lines, step_line
+from rhymed.core.wire.sockets import DONE, Server
 from rhymed_broker.ledger.actions import Action, Evaluated, FinishRun, Mark, Recall
-from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.ledger.refill.signal import SignalRule
-from rhymed_broker.pipe import POLICIES, Policy
-from rhymed_broker.pipe.policy import stay
-from rhymed_broker.shell.admission import Admission
-from rhymed_broker.shell.delivery import Delivery, Order
-from rhymed_broker.shell.liveness import Liveness
-from rhymed_broker.shell.outbox import Outbox, log_drop
+from rhymed_broker.ledger.ledger import Ledger, SignalRule
+from rhymed_broker.scheduler import POLICIES, Policy
+from rhymed_broker.scheduler.policy import stay
+from rhymed_broker.shell.admission import Admission, Liveness
+from rhymed_broker.shell.delivery import Delivery, Order, Outbox, log_drop
 from rhymed_broker.shell.recovery import Recovery
-from rhymed_broker.shell.reports import Report, Reports
-from rhymed_broker.shell.shutdown import Shutdown
 from rhymed_broker.shell.turns import Queue, Turns
 from rhymed_broker.states import Rules
 from rhymed_broker.status import snapshot as status
 from rhymed_broker.status.dashboard import Dashboard
-from rhymed_broker.status.latest import Latest
-from rhymed_broker.status.writers import MetricsWriter, TimelineWriter
+from rhymed_broker.status.snapshot import Latest
+from rhymed_broker.status.timeline import MetricsWriter, TimelineWriter
 from rhymed_broker.telemetry.exports import Exports
 from rhymed_broker.turns import forecast_of
-from rhymed_store.shards.client import connect
+from rhymed_store.client import connect
+
+# Passes workers' reports about samples to the ledger: at once, or as soon as the ledger has started.
+#
+# Of `reward.on_error` only "stop" is
+# applied here: the reward worker turns an error into a zero, and the ledger drops a sample that has no reward.
 
 log = logging.getLogger(__name__)
 
+MOST_EARLY = 100_000  # samples in reports that wait for the start
+
+Report = Generated | Turned | Answered | Scored | Ahead | GiveBack
+
+
+class Reports:
+    def __init__(self, ledger: Ledger, reward: Reward) -> None:
+        self._ledger, self._reward = ledger, reward
+        self._early: list[Report] = []  # received before the ledger started
+        self._early_samples = 0
+
+    def take(self, report: Report) -> None:
+        """Raises `RewardError` if a sample could not be scored and the run has to stop for it, and `Overloaded`."""
+        if isinstance(report, Scored) and self._reward.on_error == "stop":
+            self._check(report)
+        if self._ledger.started:
+            self._apply(report)
+        elif (early := self._early_samples + _size(report)) > MOST_EARLY:
+            raise Overloaded("too many reports wait for the start of the run; try again later")
+        else:
+            self._early.append(report)
+            self._early_samples = early
+
+    def _check(self, report: Scored) -> None:
+        """A score of a sample that its sender does not hold stops no run."""
+        worker = self._ledger.workers.by_name[report.worker]
+        for score in report.scores:
+            if score.reward is None and not score.unstored and (score.id in worker.held or score.id in worker.claims):
+                raise RewardError(f"sample {score.id} could not be scored: {score.error} (reward.on_error = 'stop')")
+
+    def replay(self) -> None:
+        """The ledger has started."""
+        early, self._early, self._early_samples = self._early, [], 0
+        for report in early:
+            self._apply(report)
+
+    def _apply(self, report: Report) -> None:
+        now = time.monotonic()
+        match report:
+            case Generated():
+                self._ledger.called(report.worker, [info.id for info in report.samples], report.calls)
+                self._ledger.generated(report.worker, report.samples, now)
+            case Turned():
+                self._ledger.turned(report.worker, report.samples, now)
+            case Answered():
+                self._ledger.called(report.worker, report.samples, report.calls)
+                self._ledger.answered(report.worker, report.samples, now)
+            case Scored():
+                self._ledger.scored(report.worker, report.scores, now)
+            case Ahead():
+                self._ledger.parked(report.worker, report.samples, now)
+            case GiveBack(worker=worker, samples=ids, reason=reason, retry=retry, moved=moved, blamed=blamed):
+                level, event = (logging.INFO, "moved") if moved else (logging.WARNING, "returned")
+                fields = cause(event, ids, worker=worker)
+                log.log(level, "%s gives back %d samples: %s", worker, len(ids), reason, extra=fields)
+                self._ledger.given_back(
+                    worker, ids, reason, now, retry=retry, blame="sample" if blamed else "none", moved=moved
+                )
+
+
+def _size(report: Report) -> int:
+    """Samples; an empty report counts as one."""
+    return max(1, len(report.scores if isinstance(report, Scored) else report.samples))
+
+
+# The last checkpoint: a run is finished when the trainer has written it and left.
+#
+# A trainer that is here may take its time: its heartbeats and `trainer.stall_s` bound that. If it dies, the
+# supervisor restarts it, perhaps at an earlier step, and then the run continues.
+
+
+ABSENT_S = 600.0  # for a trainer that died to come back
+LEAVE_S = 30.0  # for a trainer that has written it to leave
+POLL_S = 0.1
+
+
+class Shutdown:
+    def __init__(self, ledger: Ledger, delivery: Delivery) -> None:
+        self.waits = ""  # what the end waits for; empty: nothing
+        self._ledger, self._delivery = ledger, delivery
+        self._saved = 0  # steps in the newest checkpoint
+        self._informed: Join | None = None  # of the trainer that knows of the end
+
+    def roll_back(self) -> None:
+        """Checkpoints of later steps no longer count."""
+        self._saved = 0
+
+    def checkpointed(self, steps: int) -> None:
+        self._saved = max(self._saved, steps)
+
+    async def last_checkpoint(self, reason: str) -> bool:
+        """Wait for it, and for the trainer to leave. False: the trainer rolled back, and the run continues.
+
+        Raises `CheckpointLost` if no trainer is here to write it.
+        """
+        self._informed = None
+        begun = idle_at = time.monotonic()  # `idle_at`: since when no trainer is here that has something to write
+        try:
+            while self._ledger.finished:
+                now, trainer = time.monotonic(), self._ledger.workers.trainer
+                saved = self._saved >= self._ledger.steps
+                if trainer is None and saved:
+                    return True
+                if trainer is not None and not saved:
+                    idle_at = now
+                    self.waits = f"the trainer writes the last checkpoint, {now - begun:.0f} s"
+                elif not saved:
+                    self.waits = f"no trainer is here to write the last checkpoint, {now - idle_at:.0f} s"
+                if now - idle_at > (LEAVE_S if saved else ABSENT_S):
+                    self._give_up(saved)
+                    return True
+                await self._inform(reason)
+                await asyncio.sleep(POLL_S)
+            return False
+        finally:
+            self.waits = ""
+
+    def _give_up(self, saved: bool) -> None:
+        if not saved:
+            raise CheckpointLost(
+                f"all {self._ledger.steps} steps are trained, but no trainer has been here for {ABSENT_S:.0f} s to"
+                " write the last checkpoint: resume the run, and steps without a checkpoint are trained again"
+            )
+        log.warning("the trainer has not left %g s after the last checkpoint", LEAVE_S)
+
+    async def _inform(self, reason: str) -> None:
+        trainer = self._ledger.workers.trainer
+        if (
+            trainer is not None
+            and trainer.join is not self._informed
+            and await self._delivery.finish([trainer.name], reason)
+        ):
+            self._informed = trainer.join
+
+
 LINGER_S = 3.0  # after the end, so that screens see it
+ROW_S = 2.0  # for a step's row to be in its file, before the trainer forgets it
 FLUSH_S = 30.0  # for the last marks and metrics
-EXPORTS_S = 6.0  # for unsent metrics and traces, when the run is stopped
+EXPORTS_S = 6.0  # for unsent metrics, when the run is stopped
 
 Handler = Callable[[bytes, Any], messages.Message | Awaitable[messages.Message]]
 
@@ -71,7 +210,8 @@ class BrokerService(Service):
         forecast = forecast_of(config.rollout.max_response_length, turns=config.environment.active)
         signal = SignalRule.of(config.trainer, config.rollout.prompts_per_step)
         environment, overlap = config.environment.active, config.trainer.overlap
-        rules = Rules.of(config.schedule, environment=environment, overlap=overlap)
+        scoring_s = config.reward.longest_s(max(config.rollout.group_size, config.eval.samples))
+        rules = Rules.of(config.schedule, scoring_s=scoring_s, environment=environment, overlap=overlap)
         self.ledger = Ledger(rules, policy_of(config), forecast, signal)
         self.finished = False
         self.latest = Latest(config.run.name, self.ledger, self.lag)
@@ -80,34 +220,36 @@ class BrokerService(Service):
         self._pass: asyncio.Task[None] | None = None  # that has not begun
         self._over = ""  # why the run is over; empty: it is not
         self._outbox = Outbox()
-        self._metrics_writer = MetricsWriter(MetricsLog(places.metrics, places.tensorboard))
+        written = max((int(row["step"]) for row in read_metrics(places)), default=-1)
+        self._metrics_writer = MetricsWriter(MetricsLog(places.metrics, places.tensorboard), written)
         self._exports = Exports(config, places)
         self._timeline_writer = TimelineWriter(places.folder)
         self._timeline = self._timeline_writer.timeline
-
-    async def open(self) -> None:
-        gc.set_threshold(5_000, 5, 8000)  # the ledger has many objects and no cycles: collections only cost pauses
-        keys, schedule = self.places.keys("broker"), self.config.schedule
-        # workers may join while the dataset is read
-        self.server = Server(self.places.listens(self.places.broker), messages.ToBroker, self._handle, keys=keys)
-        self.store = connect(self.places, "broker", keys)
+        keys = places.keys("broker")
+        # Workers may join while the dataset is read.
+        self.server = Server(places.listens(places.broker), messages.ToBroker, self._handle, keys=keys)
+        self.closing.callback(self.server.close)
+        self.store = connect(places, "broker", keys)
+        self.closing.callback(self.store.close)
         self._delivery = Delivery(
             self.server, self.ledger, self._turns, partial(self._outbox.flush, FLUSH_S), self._wake
         )
         self._admission = Admission(
-            self.config.run.name, schedule, self.ledger, self._delivery, self._timeline, self._restart_at
+            config.run.name, config.schedule, self.ledger, self._delivery, self._timeline, self._restart_at
         )
         self._shutdown = Shutdown(self.ledger, self._delivery)
-        self._recovery = Recovery(
-            self.config, self.places, self.ledger, self._turns, self.store, self._outbox, self._timeline
-        )
-        self._reports = Reports(self.ledger, self.config.reward)
+        self._recovery = Recovery(config, places, self.ledger, self._turns, self.store, self._outbox, self._timeline)
+        self._reports = Reports(self.ledger, config.reward)
         self._handlers = self._handler_table()
+
+    async def open(self) -> None:
+        gc.set_threshold(5_000, 5, 8000)  # the ledger has many objects and no cycles: collections only cost pauses
         self.spawn(self._outbox.run())
         self.spawn(self._metrics_writer.run())
-        self.spawn(self._exports.run(self.ledger.samples))
+        self.spawn(self._exports.run())
         self.spawn(self._timeline_writer.run())
         self.spawn(self._recovery.run(self._reports.replay, self._fail, self._wake))
+        schedule = self.config.schedule
         self.spawn(Liveness(schedule, self.ledger, self._turns, self._delivery, self._timeline).run(self._wake))
         self.spawn(self.latest.watch(self.store))
         self.spawn(Dashboard(self.config.net.http, self.places, self._snapshot).run(), vital=False)
@@ -130,10 +272,7 @@ class BrokerService(Service):
 
     async def close(self) -> None:
         self._orders.close()
-        if hasattr(self, "server"):
-            self.server.close()
-        if hasattr(self, "store"):
-            self.store.close()
+        await self.closing.aclose()
         await asyncio.gather(self._metrics_writer.close(), self._timeline_writer.close())
         await self._exports.close(finished=self.finished, deadline_s=EXPORTS_S)
 
@@ -144,6 +283,8 @@ class BrokerService(Service):
                 answer = await answer
         if not isinstance(message, messages.GetQueues | messages.GetGroup):
             self._wake()
+        if isinstance(message, messages.Trained):  # the trainer repeats it to a broker that replaces this one
+            await self._metrics_writer.flush(ROW_S)
         return answer
 
     def _join(self, peer: bytes, join: messages.Join) -> messages.Message:
@@ -171,9 +312,9 @@ class BrokerService(Service):
     def _loaded(self, peer: bytes, loaded: messages.Loaded | messages.Asleep) -> messages.Message:
         self._admission.member(peer, loaded.worker)
         if isinstance(loaded, messages.Asleep):
-            self.ledger.handover.asleep(loaded.worker, time.monotonic())
+            self.ledger.slept(loaded.worker)
             return DONE
-        self.ledger.loaded(loaded.worker, loaded.version, time.monotonic())
+        self.ledger.loaded(loaded.worker, loaded.version, time.monotonic(), loaded.life)
         self._timeline.event("version", time.monotonic(), worker=loaded.worker, step=loaded.version)
         return DONE
 

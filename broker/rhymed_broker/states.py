@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from rhymed.config import Schedule
-from rhymed.errors import InvalidTransition
-from rhymed.messages import Call, Drafting, SampleId
+from rhymed.core.config import Schedule
+from rhymed.core.errors import InvalidTransition
+from rhymed.core.messages import Drafting, SampleId
 
 State = Literal[
     "new", "waiting", "running", "turned", "acting",
@@ -82,7 +81,7 @@ STORY_LENGTH = 16  # events of one sample that are kept for people
 
 @dataclass(frozen=True)
 class Rules:
-    """The limits of a run; all but the last as in the configuration's `schedule`."""
+    """The limits of a run, as in the configuration's `schedule` where nothing else is said."""
 
     max_staleness: int = 0
     run_ahead: int = 0  # steps, beyond those that their weights allow, that workers may begin to generate
@@ -90,6 +89,7 @@ class Rules:
     max_losses: int = 10
     lost_after_s: float = 20.0
     stuck_after_s: float = 900.0
+    scoring_s: float = 0.0  # in which a reward worker ends every call that it may have for a sample
     environment: bool = False  # samples have one: they begin with its answer, and go on in turns
     colocate: bool = False  # engines sleep while the trainer trains
     overlap: bool = False  # the trainer begins with a step's first complete groups
@@ -100,9 +100,16 @@ class Rules:
         """Steps that are open beyond the oldest one."""
         return self.max_staleness + self.run_ahead
 
+    def still_s(self, state: State) -> float:
+        """Without progress, after which a sample in this state is taken from its worker."""
+        return max(self.stuck_after_s, self.scoring_s) if state == "scoring" else self.stuck_after_s
+
     @classmethod
-    def of(cls, schedule: Schedule, *, environment: bool = False, overlap: bool = False) -> Rules:
+    def of(
+        cls, schedule: Schedule, *, scoring_s: float = 0.0, environment: bool = False, overlap: bool = False
+    ) -> Rules:
         return cls(
+            scoring_s=scoring_s,
             environment=environment,
             overlap=overlap,
             max_staleness=schedule.max_staleness,
@@ -146,7 +153,6 @@ class Sample:
     oldest = 0  # smallest policy version among its tokens
     drafting: Drafting | None = None  # None: not reported, or not since a restart
     reward: float | None = None
-    calls: Sequence[Call] = ()  # that it made since its last report, while the next one is taken
     points: float | None = None  # what its evaluation, or dynamic sampling, looks at
 
     def __init__(self, id: SampleId) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rhymed.check.report import Section
-from rhymed.config import Config, Eval, Rollout, Schedule, Trainer
-from rhymed.text import counted
+from rhymed.core.config import Config, Eval, Rollout, Schedule, Trainer
+from rhymed.core.text import counted
+from rhymed_workers.trainer.policy.grades import Grade
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,16 @@ class Workload:
     responses: int  # in a row
     pass_tokens: int  # of the largest pass
     prompt_length: int  # tokens of the longest prompt
-    tokens: int = 0  # of all passes of a step, if all responses have the maximum length
-    seen: float = 0.0  # by these tokens: each sees those before it in its prompt and its own response
+    grade: Grade | None  # of the model; None: not known, and taken to be packed
 
 
-def workload(rollout: Rollout, trainer: Trainer, prompts: int, prompt_length: int) -> Workload:
+def workload(
+    rollout: Rollout, trainer: Trainer, prompts: int, prompt_length: int, grade: Grade | None = None
+) -> Workload:
     per_step = rollout.prompts_per_step
     steps = trainer.epochs * prompts // per_step
     replaced = min(trainer.dynamic_sampling.most_refills(per_step), max(0, prompts - per_step))
-    passes = packed(rollout, trainer, prompt_length)
+    passes = packed(rollout, trainer, prompt_length, grade)
     largest = max(passes, key=sum)
     return Workload(
         prompts=prompts,
@@ -48,21 +50,16 @@ def workload(rollout: Rollout, trainer: Trainer, prompts: int, prompt_length: in
         responses=max(1, (max(largest) - prompt_length) // rollout.max_response_length),
         pass_tokens=sum(largest),
         prompt_length=prompt_length,
-        tokens=sum(map(sum, passes)),
-        seen=sum(_seen(row, prompt_length, rollout.max_response_length) for rows in passes for row in rows),
+        grade=grade,
     )
 
 
-def _seen(row: int, prompt: int, response: int) -> float:
-    """By the tokens of a row: siblings do not see each other."""
-    return prompt * prompt / 2 + (row - prompt) * (prompt + response / 2)
-
-
-def packed(rollout: Rollout, trainer: Trainer, prompt_length: int) -> list[list[int]]:
+def packed(rollout: Rollout, trainer: Trainer, prompt_length: int, grade: Grade | None = None) -> list[list[int]]:
     """Row lengths of every pass of a step, if all responses have the maximum length."""
     samples = rollout.prompts_per_step * rollout.group_size
     updates, group = min(trainer.minibatches, samples), rollout.group_size
-    fit = max(1, (trainer.micro_tokens - prompt_length) // rollout.max_response_length)
+    apart = grade not in (None, Grade.PACKED)
+    fit = 1 if apart else max(1, (trainer.micro_tokens - prompt_length) // rollout.max_response_length)
     ends = [samples * number // updates for number in range(updates + 1)]
     passes: list[list[int]] = []
     for first, last in itertools.pairwise(ends):
@@ -72,7 +69,7 @@ def packed(rollout: Rollout, trainer: Trainer, prompt_length: int) -> list[list[
             for part in parts
         ]
         for rows in groups if trainer.overlap else [list(itertools.chain(*groups))]:
-            passes += _together(rows, trainer.micro_tokens)
+            passes += _together(rows, 0 if grade is Grade.ALONE else trainer.micro_tokens)
     return passes
 
 
@@ -105,6 +102,8 @@ def describe(config: Config, load: Workload, held_out: Sequence[int]) -> Section
     section.add("updates", f"{updates} per step (trainer.minibatches), on {each} samples each")
     section.add("learning rate", _learning_rate(trainer, load))
     section.add("passes", _passes(trainer, load))
+    if load.grade is not None:
+        section.add("sequences", load.grade.value)
     section.add("staleness", _staleness(config.schedule, load, overlap=trainer.overlap))
     saved = math.ceil(load.steps / trainer.checkpoint_every)
     section.add("saved", f"{counted(saved, 'checkpoint')}, every {trainer.checkpoint_every} steps and at the end")
@@ -196,6 +195,17 @@ def _warnings(rollout: Rollout, trainer: Trainer, eval: Eval, load: Workload) ->
         yield (
             f"trainer.warmup_steps = {trainer.warmup_steps}, but the run has {counted(load.steps, 'step')}:"
             " trainer.lr is never reached"
+        )
+    recipe = trainer.recipe
+    if rollout.untold_cuts and (recipe.correction != "none" or recipe.loss == "dppo"):
+        weighting, cure = "trainer.correction", ", or set trainer.correction = 'none'"
+        if recipe.loss == "dppo":
+            weighting, cure = "trainer.loss", ""
+        yield (
+            f"{rollout.cuts} with {rollout.silent}: the engine's probabilities are among the tokens that are kept,"
+            f" the trainer's among all: mismatch_kl is not 0, and {weighting} weights each token by too little, the"
+            " share that was kept: set rollout.sampler = 'keyed' and rollout.runner = 'v1', or draw from all"
+            f" tokens{cure}"
         )
     if rollout.workers > load.samples:
         yield f"rollout.workers = {rollout.workers}, but a step has {load.samples} samples: some have no work"

@@ -1,28 +1,35 @@
 """The dry run: reads what a run would read, and reports. `quick_check` is the part that every run does at its start.
 
 Every error is collected; a check whose input could not be read is left out.
+
+`describe_algorithm` says what the algorithm's name stands for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rhymed.check import algorithm, arithmetic, environment, machine, memory, reward, rows, supervision
-from rhymed.check.devices import cluster, cost
-from rhymed.check.devices import describe as devices
-from rhymed.check.devices.needs import heads_problem
-from rhymed.check.devices.shape import shape_of
-from rhymed.check.inputs import Inputs, read
+from rhymed.check import arithmetic, devices, machine, memory, reward, rows
+from rhymed.check.devices import heads_problem, shape_of
+from rhymed.check.inputs import Inputs, answers, describe, load, read, teacher
 from rhymed.check.report import Report, Section
-from rhymed.check.sizes.size import FP32, Size
-from rhymed.config import Config, Rollout
-from rhymed.errors import ConfigError
-from rhymed.gpus import inventory, placement
+from rhymed.check.size import FP32, Size
+from rhymed.core.algorithms import ALGORITHMS, SETTINGS, Recipe, uses
+from rhymed.core.config import Config, Data, Dataset, Rollout
+from rhymed.core.config.trainer import Critic
+from rhymed.core.errors import ConfigError
+from rhymed.core.run.layout import layout_of
+from rhymed.inputs import quantised
+from rhymed.inputs.datasets import place, placed_rows
+from rhymed.inputs.lengths import used_datasets
+from rhymed.inputs.models import KNOWN, cache
 from rhymed.inputs.render import Render, Renderer, load_renderer
-from rhymed.run.layout import layout_of
+from rhymed.placement import gpus
 from rhymed_broker import telemetry
 from rhymed_workers.trainer.optim import packages
 
@@ -35,7 +42,7 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
     """In seconds, without loading a model: model, data, prompts, scorers, addresses, memory and disk."""
     from rhymed_workers.reward.preview import Loading
 
-    report, layout = Report(errors=missing_packages(config)), layout_of(config)
+    report, layout = Report(errors=[*missing_packages(config), *nothing_to_do(config)]), layout_of(config)
     with report.listening(), Loading(config) if config.reward.workers else nullcontext() as scorers:
         report.add(machine.describe(config, resume=resume))
         with _environment(config, report) as preview:
@@ -44,14 +51,14 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
         if inputs.size and inputs.training and config.placement.engine == "local":
             rollout, trainer = config.rollout, config.trainer
             needs = partial(_needs, inputs=inputs, longest=rollout.max_prompt_length, taught=taught)
-            need = needs(config)
+            need = needs(config, gpus=False)
             if gpus := _check_gpus(config, inputs, needs):
                 report.add(gpus)
                 need = memory.on_host(need, rollout)
             measured = machine.measure(layout.folder)
-            report.memory = memory.in_memory(rollout, need, measured)
             report.errors += memory.errors(rollout, trainer, need, measured)
         report.errors += _check_division(config, inputs, report)
+        report.errors += machine.start_problems(config, inputs.folder)
         if scorers and report.attempt(scorers.loaded):
             _check_reward(config, report, inputs, None, scorers)
     return report
@@ -59,9 +66,9 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
 
 def full_check(config: Config, *, generate: bool = True) -> Report:
     """Everything that can be known before a run."""
-    report = Report(errors=missing_packages(config))
+    report = Report(errors=[*missing_packages(config), *nothing_to_do(config)])
     with report.listening(), _environment(config, report) as preview:
-        inputs = read(config, report, preview.lengths if preview else None)
+        inputs = read(config, report, preview.lengths if preview else None, graded=True)
         if inputs.training:
             _check_sizes(config, report, inputs, check_supervision(config, report, inputs))
             report.errors += _check_division(config, inputs, report)
@@ -69,22 +76,25 @@ def full_check(config: Config, *, generate: bool = True) -> Report:
             if training := inputs.training if inputs.training.lengths else None:
                 renderer = preview or report.attempt(lambda: load_renderer(config))
             if training and renderer:
-                report.add(rows.describe(config.data, config.rollout, training, renderer))
+                report.add(rows.describe_prompts(config.data, config.rollout, training, renderer))
+                template, folder = renderer.template, inputs.folder
+                if template and folder:
+                    report.add(report.attempt(lambda: rows.describe_chats(config, folder, template, training)))
             if training and preview:
-                report.add(report.attempt(lambda: environment.describe(config, preview, training)))
+                report.add(report.attempt(lambda: describe(config, preview, training)))
             written = _generate(config.rollout, report, inputs, renderer) if generate and renderer else None
-            report.add(_cost(config, inputs, written))
             _check_reward(config, report, inputs, written)
         _check_overlap(inputs, report)
         report.add(machine.describe(config))
-        report.add(cluster.describe(config) if config.placement.engine == "ray" else None)
+        report.errors += machine.start_problems(config, inputs.folder)
+        report.add(devices.describe_cluster(config) if config.placement.engine == "ray" else None)
     return report
 
 
 @contextmanager
 def _environment(config: Config, report: Report) -> Iterator[Preview | None]:
     """With its code loaded. None: there is none, or it cannot be loaded, which is reported."""
-    preview = environment.load(config, report)
+    preview = load(config, report)
     try:
         yield preview
     finally:
@@ -92,8 +102,18 @@ def _environment(config: Config, report: Report) -> Iterator[Preview | None]:
             preview.__exit__()
 
 
+def nothing_to_do(config: Config) -> list[str]:
+    if config.trainer.steps != 0 or config.eval.every:  # which needs datasets, as `Config` says
+        return []
+    return [
+        "trainer.steps = 0: nothing would be trained, and there is nothing to evaluate: leave it out for all steps of"
+        " trainer.epochs, or set eval.every and [[eval.datasets]]"
+    ]
+
+
 def missing_packages(config: Config) -> list[str]:
-    return telemetry.missing_packages(config.metrics) + packages.missing_packages(config.trainer)
+    found = telemetry.missing_packages(config.metrics) + packages.missing_packages(config.trainer)
+    return found + quantised.missing_packages(config.model)
 
 
 def check_supervision(config: Config, report: Report, inputs: Inputs) -> Size | None:
@@ -102,10 +122,10 @@ def check_supervision(config: Config, report: Report, inputs: Inputs) -> Size | 
     if not training or not training.lengths:
         return None
     if config.rollout.engine == "dataset":
-        report.add(report.attempt(lambda: supervision.answers(config, training.rows)))
+        report.add(report.attempt(lambda: answers(config, training.rows)))
     if not config.trainer.teacher.used:
         return None
-    found = report.attempt(lambda: supervision.teacher(config, training.rows, training.lengths))
+    found = report.attempt(lambda: teacher(config, training.rows, training.lengths))
     if found is None:
         return None
     report.add(found[0])
@@ -115,10 +135,10 @@ def check_supervision(config: Config, report: Report, inputs: Inputs) -> Size | 
 def _check_sizes(config: Config, report: Report, inputs: Inputs, taught: Size | None) -> None:
     assert inputs.training is not None, "called with a dataset only"
     longest = max(inputs.training.lengths, default=config.rollout.max_prompt_length)
-    load = arithmetic.workload(config.rollout, config.trainer, len(inputs.training.rows), longest)
+    load = arithmetic.workload(config.rollout, config.trainer, len(inputs.training.rows), longest, inputs.grade)
     report.add(arithmetic.describe(config, load, [len(dataset.rows) for dataset in inputs.held_out]))
     if config.trainer.engine == "torch":
-        report.add(algorithm.describe(config.trainer.recipe, config.trainer.critic))
+        report.add(describe_algorithm(config.trainer.recipe, config.trainer.critic))
     if inputs.size and config.placement.engine == "local":
         here, models = machine.measure(layout_of(config).folder), (inputs.adapters, inputs.critic, taught)
         needs = partial(_needs, inputs=inputs, longest=longest, taught=taught)
@@ -126,22 +146,22 @@ def _check_sizes(config: Config, report: Report, inputs: Inputs, taught: Size | 
         report.add(memory.describe(config, inputs.size, load, here, *models, gpus=gpus is not None))
 
 
-def _needs(config: Config, inputs: Inputs, longest: int, taught: Size | None) -> memory.Needs:
+def _needs(config: Config, inputs: Inputs, longest: int, taught: Size | None, *, gpus: bool = True) -> memory.Needs:
     """`config` may differ from the run's in its sizes. `longest`: tokens of a prompt."""
     assert inputs.training is not None, "called with a dataset and a model only"
     assert inputs.size is not None, "called with a dataset and a model only"
     trainer, adapters = config.trainer, inputs.adapters
     if trainer.lora and adapters is None and inputs.folder is not None:
         adapters = shape_of(inputs.folder).adapters(trainer.lora)
-    load = arithmetic.workload(config.rollout, trainer, len(inputs.training.rows), longest)
+    load = arithmetic.workload(config.rollout, trainer, len(inputs.training.rows), longest, inputs.grade)
     models = (adapters, inputs.critic, taught)
-    return memory.needs(config.model, config.rollout, trainer, inputs.size, load, *models)
+    return memory.needs(config.model, config.rollout, trainer, inputs.size, load, *models, gpus=gpus)
 
 
 def _check_gpus(config: Config, inputs: Inputs, needs: Callable[[Config], memory.Needs]) -> Section | None:
     """None: this machine has no GPU, or the run needs none."""
-    uses = placement.trains_on_gpus(config) or placement.generates_on_gpus(config)
-    found = inventory.here() if uses and inputs.folder else None
+    uses = gpus.trains_on_gpus(config) or gpus.generates_on_gpus(config)
+    found = gpus.here() if uses and inputs.folder else None
     if found is None or inputs.folder is None or inputs.size is None:
         return None
     found = found.alike(config.trainer.nodes)
@@ -150,7 +170,7 @@ def _check_gpus(config: Config, inputs: Inputs, needs: Callable[[Config], memory
 
 def _check_division(config: Config, inputs: Inputs, report: Report) -> list[str]:
     """Sizes of an engine that do not divide the model, where no GPUs were found that the report already checks."""
-    if not placement.generates_on_gpus(config) or inputs.folder is None:
+    if not gpus.generates_on_gpus(config) or inputs.folder is None:
         return []
     try:
         shape = shape_of(inputs.folder)
@@ -159,22 +179,6 @@ def _check_division(config: Config, inputs: Inputs, report: Report) -> list[str]
     problem = heads_problem(config, shape, shape.heads)
     setting = problem.partition(" = ")[0]
     return [problem] if problem and not any(error.startswith(f"{setting} = ") for error in report.errors) else []
-
-
-def _cost(config: Config, inputs: Inputs, written: reward.Answer | None) -> Section | None:
-    """None: no model is trained, or it could not be read."""
-    if not inputs.folder or not inputs.training or not inputs.size or config.trainer.engine != "torch":
-        return None
-    try:
-        shape = shape_of(inputs.folder)
-    except ConfigError:  # a model without the usual names: its size is not estimated either
-        return None
-    longest = max(inputs.training.lengths, default=config.rollout.max_prompt_length)
-    load = arithmetic.workload(config.rollout, config.trainer, len(inputs.training.rows), longest)
-    found = inventory.here() if placement.trains_on_gpus(config) or placement.generates_on_gpus(config) else None
-    if found is not None:
-        return cost.describe(config, found.kinds[0], shape, load)
-    return cost.on_processors(config, shape, load, written.speed if written else None)
 
 
 def _check_overlap(inputs: Inputs, report: Report) -> None:
@@ -217,3 +221,122 @@ def _generate(rollout: Rollout, report: Report, inputs: Inputs, renderer: Render
     except Exception as error:  # of many libraries
         report.errors.append(f"model.path: {folder} cannot be loaded, or cannot generate: {error}")
         return reward.unasked("it failed")
+
+
+# What the algorithm's name and the settings expand to. Pure.
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "advantage": ("advantage", "whiten", "gamma", "gae"),
+    "loss": ("loss", "ratio", "clip", "dual", "cispo", "sapo", "dppo", "aggregation"),
+    "KL": ("kl",),
+    "entropy": ("entropy",),
+    "correction": ("correction", "tis", "sequence", "icepop", "geometric", "off"),
+    "overlong": ("overlong",),
+}
+"""Rows, by the first words of their settings; settings of no row are listed in the last one."""
+
+
+def describe_algorithm(recipe: Recipe, critic: Critic | None = None) -> Section:
+    """`critic`: its settings, shown if the recipe has one."""
+    section = Section("algorithm")
+    section.add(recipe.name, f"defaults: {recipe.source}")
+    rows: dict[str, list[str]] = {}
+    for setting in SETTINGS:
+        if uses(recipe, setting):
+            rows.setdefault(_part(setting), []).append(_setting(recipe, setting))
+    for label, texts in rows.items():
+        section.add(label, ", ".join(texts))
+    if recipe.critic and critic:
+        settings = [f"{name} = {_written(value) or 'model.path'}" for name, value in critic]
+        section.add("critic", f"{', '.join(settings)}; it doubles the passes")
+    return section
+
+
+def _part(setting: str) -> str:
+    word = setting.partition("_")[0]
+    return next((label for label, words in PARTS.items() if word in words), "other")
+
+
+def _setting(recipe: Recipe, setting: str) -> str:
+    """`clip_eps_high = 0.28 (default 0.2)`."""
+    value, default = getattr(recipe, setting), getattr(ALGORITHMS[recipe.name], setting)
+    return f"{setting} = {_written(value)}" + (f" (default {_written(default)})" if value != default else "")
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# `rhymed launch`: what this machine can check of a run whose processes start on others.
+#
+# Reads the rows, the model and the reward functions that are here, and names what is not. Downloads nothing, binds no
+# address, and looks at no memory, disk or GPU of this machine.
+
+ALWAYS = "memory, disk, GPUs and addresses of the other machines"
+
+
+def elsewhere_check(config: Config, *, same_files: bool) -> Report:
+    """`same_files`: the other machines have this one's files and packages, e.g. on shared storage. Blocking."""
+    models, unread = _unread_models(config), set(_unread_rows(config, same_files=same_files))
+    report = Report(errors=missing_packages(config) if same_files else [])
+    with report.listening():
+        if not models and not unread:
+            check_supervision(config, report, read(config, report))
+        else:
+            _read_rows(config, report, unread, with_model=not models)
+        if same_files and config.reward.workers:
+            _load_scorers(config, report)
+    others = [] if same_files else ["packages and reward functions"]
+    report.warnings.append(f"not checked: {', '.join([*models, *sorted(unread), *others, ALWAYS])}")
+    return report
+
+
+def _unread_models(config: Config) -> list[str]:
+    """Settings of models that are not on this machine."""
+    if config.rollout.engine == config.trainer.engine == "trace":
+        return []
+    trainer = config.trainer
+    names = {
+        "model.path": config.model.path,
+        "trainer.teacher.model": trainer.teacher.model if trainer.teacher.used else "",
+        "trainer.critic.model": trainer.critic.model if trainer.recipe.critic else "",
+    }
+    return [f"{key} = {name!r}" for key, name in names.items() if name and not _is_here(name)]
+
+
+def _is_here(model: str) -> bool:
+    kept = (cache() / model / "config.json").is_file() if model in KNOWN else False
+    return kept or Path(model).expanduser().exists()
+
+
+def _unread_rows(config: Config, *, same_files: bool) -> list[str]:
+    """Names of datasets that are not on this machine."""
+    parts = [part for _, data in used_datasets(config) for part in _parts(data)]
+    return [place(part) for part in parts if _is_elsewhere(part, same_files=same_files)]
+
+
+def _is_elsewhere(data: Dataset, *, same_files: bool) -> bool:
+    """A shared file that is missing here is missing there, too: that is an error."""
+    if data.source == "reasoning_gym":
+        return not same_files and importlib.util.find_spec("reasoning_gym") is None
+    return (data.source == "hub" or not same_files) and not Path(data.path).expanduser().exists()
+
+
+def _parts(data: Dataset) -> list[Dataset]:
+    return list(data.parts) if isinstance(data, Data) else [data]
+
+
+def _read_rows(config: Config, report: Report, unread: set[str], *, with_model: bool) -> None:
+    """Of the datasets that are here. `overlong = "drop"` counts tokens, so it needs the model."""
+    for _, data in used_datasets(config):
+        parts = _parts(data)
+        drops = any(part.overlong == "drop" for part in parts)
+        if (with_model or not drops) and not unread.intersection(map(place, parts)):
+            report.attempt(lambda data=data: placed_rows(config, data))  # type: ignore[misc]
+
+
+def _load_scorers(config: Config, report: Report) -> None:
+    from rhymed_workers.reward.preview import Loading
+
+    with Loading(config) as scorers:
+        report.attempt(scorers.loaded)

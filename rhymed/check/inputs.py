@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rhymed.check.report import Report
-from rhymed.check.sizes import lora
-from rhymed.check.sizes.lora import Adapters
-from rhymed.check.sizes.size import Size, model_size
-from rhymed.config import Config
-from rhymed.inputs.datasets import Lengths, placed_rows
+from rhymed.check import lora
+from rhymed.check.lora import Adapters
+from rhymed.check.report import Report, Section
+from rhymed.check.rows import short_prompt
+from rhymed.check.size import Size, model_size, with_scores
+from rhymed.core.config import Config, Teacher
+from rhymed.core.errors import ConfigError
+from rhymed.core.secret import hide
+from rhymed.core.text import truncated
+from rhymed.inputs import quantised
+from rhymed.inputs.datasets import Lengths, Placed, placed_rows
 from rhymed.inputs.lengths import Measured, check_prompts, used_datasets
-from rhymed.inputs.models import resolve_model
-from rhymed_workers.trainer.critic import start as critic
+from rhymed.inputs.models import find_critic, resolve_model
+from rhymed.inputs.supervision import Answers, load_teacher_renderer
+from rhymed.placement import gpus
+from rhymed_workers.trainer.policy import grades
+from rhymed_workers.trainer.policy.grades import Grade
+from rhymed_workers.trainer.teacher.start import Found, find_teacher
+
+if TYPE_CHECKING:
+    from rhymed_workers.environment.preview import Preview
 
 
 @dataclass
@@ -22,14 +37,16 @@ class Inputs:
 
     folder: Path | None = None  # the model's
     size: Size | None = None
+    grade: Grade | None = None  # in which the model is trained, if that was asked for
     adapters: Adapters | None = None  # of `trainer.lora`
     critic: Size | None = None  # of the critic's model
     training: Measured | None = None
     held_out: list[Measured] = field(default_factory=list)
 
 
-def read(config: Config, report: Report, lengths: Lengths | None = None) -> Inputs:
-    """An error in the model does not hide one in the data. `lengths`: of prompts to which tools add words."""
+def read(config: Config, report: Report, lengths: Lengths | None = None, *, graded: bool = False) -> Inputs:
+    """An error in the model does not hide one in the data. `lengths`: of prompts to which tools add words. `graded`:
+    build the model without weights, to see how it is trained, which takes seconds."""
     inputs = Inputs()
     if needless := config.rollout.engine == config.trainer.engine == "trace":
         report.model = "none: neither engine nor trainer needs one"
@@ -38,11 +55,18 @@ def read(config: Config, report: Report, lengths: Lengths | None = None) -> Inpu
     if folder := inputs.folder:
         report.model = str(folder)
         inputs.size = report.attempt(lambda: model_size(folder))
+        if config.trainer.engine == "torch" and inputs.size:
+            if found := report.attempt(lambda: _grade(folder, graded=graded)):
+                inputs.grade, inputs.size = found[0], with_scores(inputs.size, folder) if found[1] else inputs.size
+            if inputs.grade is Grade.ALONE and _drafts_on_a_cpu(config):
+                report.warnings.append(grades.NO_DRAFTS)
+        if config.model.quantization and not quantised.missing_packages(config.model):
+            report.attempt(lambda: quantised.base_of(config))
         if (trained := config.trainer.lora) is not None:
             inputs.adapters = report.attempt(lambda: lora.adapters(trained, folder))
             report.warnings += lora.hint(config.trainer.lr)
         if config.trainer.recipe.critic:
-            inputs.critic = report.attempt(lambda: model_size(critic.find(config)))
+            inputs.critic = report.attempt(lambda: model_size(find_critic(config)))
     measured = report.attempt(lambda: check_prompts(config, lengths)) if folder or needless else None
     if measured is None:  # each dataset may be readable still
         measured = []
@@ -56,3 +80,165 @@ def read(config: Config, report: Report, lengths: Lengths | None = None) -> Inpu
         else:
             inputs.held_out.append(dataset)
     return inputs
+
+
+def _drafts_on_a_cpu(config: Config) -> bool:
+    return config.rollout.engine == "vllm" and config.drafts.method != "none" and gpus.here() is None
+
+
+def _grade(folder: Path, *, graded: bool) -> tuple[Grade, bool] | None:
+    """And whether attention keeps its scores. None: not asked for. Raises `ConfigError`, `TrainerError` if the
+    trainer would not take the model."""
+    if odd := grades.problem(json.loads((folder / "config.json").read_text())):
+        raise ConfigError(f"model.path: {folder} cannot be trained: it has {odd}")
+    if not graded:
+        return None
+    from rhymed_workers.lora.layers import outline
+    from rhymed_workers.trainer.policy.policy import Policy
+
+    policy = Policy(outline(folder))
+    return policy.grade, policy.model.config.get_text_config()._attn_implementation == "eager"
+
+
+# Tools and environments as the policy will know them: schemas, the parser, and the first row as it is read.
+
+KINDS = {
+    "tools": "tools that all samples share",
+    "methods": "a class for each sample, whose public methods are tools",
+    "text": "a class for each sample, which reads the policy's text",
+}
+
+
+def load(config: Config, report: Report) -> Preview | None:
+    """To be closed by `__exit__`. None: the run has no environment, or it cannot be loaded, which is reported."""
+    if not config.environment.active:
+        return None
+    from rhymed_workers.environment.preview import Preview
+
+    return report.attempt(lambda: Preview(config).__enter__())
+
+
+def describe(config: Config, preview: Preview, training: Measured) -> Section:
+    """Raises `EnvironmentFailed`, `ConfigError` and `DataError`."""
+    settings, section = config.environment, Section("environment")
+    named = settings.command or " and ".join(
+        filter(None, [settings.tools, *(hide(server.name) for server in settings.mcp), settings.stateful])
+    )
+    kind = "a program for each sample" if settings.command else KINDS[preview.about.kind]
+    section.add("code", f"{named}: {kind}")
+    for tool in preview.about.tools:
+        name = tool["function"]["name"]
+        again = "; may be called again" if name in preview.about.idempotent else ""
+        again = "; pure" if name in preview.about.pure else again
+        section.add(name, _described(tool["function"]) + again)
+    section.add("turns", f"at most {settings.max_turns} (environment.max_turns)")
+    section.add("at once", f"{preview.slots} samples of each of {settings.workers} workers")
+    if preview.about.tools or settings.command:
+        section.add("parser", f"{settings.parser} (environment.parser)")
+    for note in preview.dialogue.notes():
+        section.add("chat", note)
+    if problem := preview.dialogue.problem():
+        section.warnings.append(problem)
+    if settings.command:
+        section.add("prompts", "the program writes them; it has its row in RHYMED_ROW")
+        return section
+    where, row = training.rows[0]
+    begun = preview.begin(where, row)
+    section.add("row 1", f"{where}, {begun.length} tokens as the policy reads it:\n{short_prompt(begun.text)}")
+    if begun.length > (most := config.rollout.max_prompt_length):
+        section.errors.append(
+            f"{where} has {begun.length} tokens, its environment and tools included; rollout.max_prompt_length is"
+            f" {most}"
+        )
+    return section
+
+
+def _described(function: dict[str, Any]) -> str:
+    """name(argument: type, ...) without the name, the description, and a line for each argument."""
+    schema = function.get("parameters") or {}
+    arguments, required = schema.get("properties") or {}, schema.get("required") or []
+    shown = [f"{name}: {_type(each)}{'' if name in required else ' = ...'}" for name, each in arguments.items()]
+    lines = [f"({', '.join(shown)}) {function.get('description', '')}".rstrip()]
+    said = {name: each.get("description", "") if isinstance(each, dict) else "" for name, each in arguments.items()}
+    return "\n".join([*lines, *(f"  {name}: {text}" for name, text in said.items())])
+
+
+def _type(schema: dict[str, Any] | bool) -> str:
+    """JSON Schema has true for any value and false for none."""
+    if isinstance(schema, bool):
+        return "any" if schema else "none"
+    kind = schema.get("type", "any")
+    return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
+
+
+# What a run learns from in addition to rewards, checked before it starts: right answers, or a teacher.
+#
+# Every row has an answer that is not too long; a teacher is there, fits, and has room for every sample.
+
+SHOWN_CHARS = 600
+
+
+def answers(config: Config, rows: Sequence[Placed]) -> Section:
+    """Raises `DataError` for the first row without a usable answer, and `ConfigError`. Blocking."""
+    read, section = Answers.load(config), Section("answers")
+    tokens = [read(where, row) for where, row in rows]
+    lengths = list(map(len, tokens))
+    section.add("row 1", read.text(tokens[0]))
+    mean = sum(lengths) / len(lengths)
+    section.add("tokens", f"{mean:.1f} on average, at most {max(lengths)}, with the end of the turn")
+    return section
+
+
+def teacher(config: Config, rows: Sequence[Placed], prompt_lengths: Sequence[int]) -> tuple[Section, Size | None]:
+    """What is asked of whom, and the size of the model that the trainer loads for it, if it loads one.
+
+    Raises `ConfigError`, `DataError` and `TrainerError` for a teacher or a row that does not fit. Blocking: renders
+    every row if the teacher's prompts differ.
+    """
+    settings, found, section = config.trainer.teacher, find_teacher(config), Section("teacher")
+    section.add("teacher", _name(config, found))
+    section.add("asked for", _question(config))
+    longest = max(prompt_lengths, default=0)
+    if settings.shows:
+        render = load_teacher_renderer(config)
+        longest = max((len(render(where, row)) for where, row in rows), default=0)
+        section.add("first prompt", truncated(render.shown(*rows[0]), SHOWN_CHARS))
+    needed = longest + config.rollout.max_response_length + (1 if settings.url else 0)  # a server writes a token, too
+    room = "" if found.context is None else f", it reads {found.context}"
+    section.add("longest", f"prompt {longest} tokens; with a response up to {needed}{room}")
+    if found.context is not None and needed > found.context:
+        section.errors.append(
+            f"trainer.teacher: its longest prompt has {longest} tokens, with rollout.max_response_length ="
+            f" {config.rollout.max_response_length} up to {needed}, but it reads {found.context}: lower"
+            " max_response_length, shorten what it is shown, or choose another teacher"
+        )
+    loads = found.folder is not None and (settings.named or settings.weights == "initial")
+    return section, model_size(found.folder) if loads and found.folder else None
+
+
+def _name(config: Config, found: Found) -> str:
+    teacher = config.trainer.teacher
+    if found.server is not None:
+        return f"{found.server.name} at {teacher.url}"
+    if teacher.model:
+        return f"{found.folder}, in the trainer's process"
+    when = "the start of each step" if teacher.weights == "step" else "the start of the run"
+    return f"the policy itself, as it is at {when}"
+
+
+def _question(config: Config) -> str:
+    teacher, rollout = config.trainer.teacher, config.rollout
+    what = {
+        "sampled": "log-probs of the policy's own tokens: a policy gradient",
+        "vocabulary": "its whole distribution at each token: an exact divergence",
+        "topk": f"its {teacher.topk} likeliest tokens at each token",
+    }[teacher.tokens]
+    samples = rollout.prompts_per_step * rollout.group_size
+    requests = f", {min(samples, teacher.concurrency)} requests at a time" if teacher.url else ""
+    return f"{what}; {_divergence(teacher)}, coef {teacher.coef:g}; {samples} samples per step{requests}"
+
+
+def _divergence(teacher: Teacher) -> str:
+    forward, reverse = "KL(teacher || policy)", "KL(policy || teacher)"
+    mixed = f"both against their mixture, beta {teacher.beta:g}"
+    return {"forward": forward, "reverse": reverse, "mixed": mixed}[teacher.divergence]

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from rhymed.check.memory import Machine
 from rhymed.check.report import Section
-from rhymed.config import Config, Net, Trainer
-from rhymed.errors import ConfigError
-from rhymed.gpus.transport import choose
-from rhymed.run import folder as runs
-from rhymed.run.layout import RunLayout, layout_of, store_name
-from rhymed.wire.addresses import REMEDY, is_local, is_lockable
-from rhymed.wire.keys import ROLES
-from rhymed_workers.trainer.gang.size import too_few
+from rhymed.core import private
+from rhymed.core.config import Config, Net, Trainer
+from rhymed.core.errors import ConfigError
+from rhymed.core.run import folder as runs
+from rhymed.core.run.layout import RunLayout, layout_of
+from rhymed.core.wire.addresses import REMEDY, is_local, is_lockable
+from rhymed.core.wire.keys import ROLES
+from rhymed.placement.gpus import choose, listed, trains_on_gpus
+from rhymed_workers.engines.startup import missing_library, try_model
+from rhymed_workers.trainer.distributed.seats import too_few
 
 MAX_IPC = 107  # bytes of a socket's path
 SHARED_MEMORY = Path("/dev/shm")
@@ -57,19 +62,83 @@ def device_problems(trainer: Trainer) -> Iterator[str]:
         )
 
 
+def unused_gpus(config: Config) -> Iterator[str]:
+    """GPUs on which the trainer would silently not train. Loads torch only if there are some."""
+    trainer = config.trainer
+    if not trains_on_gpus(config) or trainer.device != "auto" or trainer.world > 1 or (found := listed()) is None:
+        return
+    try:
+        import torch
+    except ImportError:  # the trainer runs elsewhere
+        return
+    with warnings.catch_warnings(record=True) as caught:  # the reason, such as a driver that is too old
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return
+    why = f" ({str(caught[0].message).partition(' (Triggered')[0]})" if caught else ""
+    yield (
+        f"trainer.device = 'auto': the trainer will train on the CPU, as torch {torch.__version__} cannot use the"
+        f" GPUs that nvidia-smi lists, {found}{why}: install a torch that was built for them and their driver, or set"
+        " trainer.device to cpu"
+    )
+
+
 def engine_problems(config: Config) -> Iterator[str]:
     """Of the vLLM that is installed here, by its metadata; an engine elsewhere is checked when it starts."""
     if config.rollout.engine != "vllm":
         return
-    from rhymed.histospec.versions import installed, release_of, unknown
-    from rhymed_workers.engines.adapter.attached import environment_problem
+    from rhymed.histospec.versions import installed, newer, release_of, unknown, v2_lacks
+    from rhymed_workers.engines.launch import environment_problem
 
     version = installed()
-    if version and release_of(version) is None:
+    rollout = config.rollout
+    if newer(version):
+        if rollout.sampler == "keyed" and rollout.runner == "v1":
+            yield f"rollout.runner = 'v1', but {unknown(version)}; with this one keyed sampling needs V2"
+    elif version and release_of(version) is None:
         yield unknown(version)
-    ours = config.rollout.sampler == "keyed" or config.drafts.method != "none"
-    if problem := environment_problem(os.environ, first_runner=ours, exact=config.rollout.exact):
+    elif version and rollout.runner == "v2" and (lacks := v2_lacks(config, version, triton=True)):
+        yield f"rollout.runner = 'v2', but {lacks}: set it to 'auto' or 'v1'"
+    if problem := environment_problem(os.environ, runner=rollout.runner, exact=rollout.exact):
         yield problem
+
+
+def engine_warnings(config: Config) -> Iterator[str]:
+    """As `engine_problems`, of what is slower than it could be."""
+    if config.rollout.engine != "vllm":
+        return
+    from rhymed.histospec.versions import installed, newer, newer_lacks
+
+    if newer(version := installed()) and (lacks := newer_lacks(config, version)):
+        yield lacks
+
+
+def start_problems(config: Config, folder: Path | None) -> Iterator[str]:
+    """Why an engine could not start on this machine. Takes seconds at the first call, see `startup.try_model`.
+    `folder`: the model's; None: it could not be read."""
+    rollout = config.rollout
+    if folder and config.drafts.by_engine:
+        yield from _head_problems(rollout.engine_args["speculative_config"], folder)
+    if rollout.engine != "vllm" or not rollout.workers or config.placement.engine != "local":
+        return
+    if why := missing_library() or (try_model(folder) if folder else ""):
+        yield f"vLLM cannot start on this machine: {why}"
+
+
+def _head_problems(speculative: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Of the engine's own head. `folder`: the model's."""
+    where, model = "rollout.engine_args.speculative_config", speculative.get("model")
+    if model and Path(model).is_absolute() and not Path(model).is_dir():
+        yield f"{where}.model = {model!r} is not a folder: name the head's, or its name on the hub"
+    if speculative["method"] != "mtp" or model:
+        return
+    about = json.loads((folder / "config.json").read_text())
+    named = about | (about.get("text_config") or {})
+    if not any(value and ("nextn" in name or "mtp" in name) for name, value in named.items()):
+        yield (
+            f"{where}.method = 'mtp', but the model has no such head: its config.json names none"
+            " (num_nextn_predict_layers): take an EAGLE-3 head for it, or set drafts.method = 'history'"
+        )
 
 
 def describe(config: Config, *, resume: bool = False) -> Section:
@@ -81,17 +150,18 @@ def describe(config: Config, *, resume: bool = False) -> Section:
     if config.net.transport != "auto":
         section.add("transport", ": ".join(choose(config)))
     section.add("broker", layout.broker)
-    for one in layout.stores:
-        section.add(store_name(one.shard), one.store)
+    section.add("store", layout.store)
     section.add("weights", layout.weights)
     section.errors += problems(config.net, layout, resume=resume)
     here = config.placement.engine == "local"
     section.errors += device_problems(config.trainer) if here else ()
+    section.warnings += unused_gpus(config) if here else ()
     if config.net.ranks:
         section.add("ranks", f"{config.net.ranks}, {config.trainer.world} on {config.trainer.nodes} nodes")
         section.errors += ranks_problems(config.net, layout)
         section.warnings.append(OPEN_RANKS)
     section.errors += engine_problems(config) if here else ()
+    section.warnings += engine_warnings(config) if here else ()
     return section
 
 
@@ -116,9 +186,10 @@ def problems(net: Net, layout: RunLayout, *, resume: bool = False) -> Iterator[s
             yield str(error)
             return  # its addresses are in use as well
     yield from _key_problems(layout)
-    stores = [("store", one.store) for one in layout.stores]
-    for key, given in [("broker", layout.broker), *stores, ("weights", layout.weights)]:
+    for key, given in (("broker", layout.broker), ("store", layout.store), ("weights", layout.weights)):
         address = layout.listens(given)
+        if given.startswith(f"ipc://{layout.sockets}/") and not resume and private.trouble(layout.sockets):
+            continue  # those of a new run get another folder
         if problem := address_problem(address, insecure=net.insecure, locked=bool(net.keys)):
             yield f"net.{key} = {address}: {problem}"
 

@@ -1,6 +1,8 @@
 """Memory and disk that a run needs, from the model's size, compared with this machine. Pure.
 
 An upper estimate, within some tens of per cent of what trainer and engines really use.
+
+`needs` is the whole run's; `pass_parts` divides the largest pass of a trainer.
 """
 
 from __future__ import annotations
@@ -8,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from rhymed.check import lora
 from rhymed.check.arithmetic import Workload
+from rhymed.check.lora import Adapters
 from rhymed.check.report import GIB, Section
-from rhymed.check.sizes import lora, working
-from rhymed.check.sizes.lora import Adapters
-from rhymed.check.sizes.size import FP32, ITEM_BYTES, Size
-from rhymed.config import Config, Model, Rollout, Store, Trainer
-from rhymed.text import counted, size_of
+from rhymed.check.size import FP32, ITEM_BYTES, Size
+from rhymed.core.config import Config, Model, Rollout, Store, Trainer
+from rhymed.core.text import counted, size_of
+from rhymed.inputs.quantised import BITS_BYTES
 
 SUM_BYTES = 8  # of a weight's gradient, added up over groups (trainer.overlap)
 MOMENT_BYTES = {"adamw": 8.0, "paged_adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 2 + 8 / 256}
 """Of both moments of a parameter; 8-bit ones have a scale for every 256 (rhymed_workers.trainer.optim.optimizer)."""
+MUON_BYTES = 4.0  # of the momentum of a layer's matrix; the ends have AdamW
 
 VERSIONS = 3  # published: two are kept, one is being written (rhymed_workers.trainer.publish)
 TRAINER_BYTES = 0.4 * GIB  # of libraries: torch, transformers; of each rank
@@ -66,7 +70,7 @@ class Needs:
     @property
     def models(self) -> dict[str, float]:
         """What the trainer keeps between steps, by name; without what there is not."""
-        parts = {"weights": self.weights, "gradients": self.gradients, "Adam": self.moments}
+        parts = {"weights": self.weights, "gradients": self.gradients, "optimizer": self.moments}
         parts |= {"reference model": self.reference, "critic": self.critic, "teacher": self.teacher}
         return {name: size for name, size in parts.items() if size}
 
@@ -90,29 +94,32 @@ def needs(
     adapters: Adapters | None = None,
     critic: Size | None = None,
     teacher: Size | None = None,
+    *,
+    gpus: bool = False,
 ) -> Needs:
     """`critic`: size of the critic's model, if there is one. Its passes alternate with the policy's.
-    `teacher`: of the teacher's that the trainer loads.
+    `teacher`: weights of the teacher that the trainer loads. `gpus`: the trainer computes on GPUs.
     """
     parameters, tokens = size.parameters, load.pass_tokens
     trained = adapters.parameters if adapters else parameters
     values = critic.parameters if critic else 0
     steps_with_logprobs = min(load.steps, trainer.checkpoint_every * trainer.keep_checkpoints)
-    stored = STORED_BYTES * load.generated * load.steps + LOGPROB_BYTES * load.samples * steps_with_logprobs
-    moment = MOMENT_BYTES[trainer.optimizer]
+    per_token = LOGPROB_BYTES * (2 if rollout.cuts and not rollout.untold_cuts else 1)  # with floors
+    stored = STORED_BYTES * load.generated * load.steps + per_token * load.samples * steps_with_logprobs
+    moment = moment_bytes(trainer, None if adapters else size)
     vllm, item = rollout.engine == "vllm", ITEM_BYTES[model.dtype]
     return Needs(
         weights=FP32 * parameters if adapters is None else lora_weights(model, size, adapters),
         gradients=(FP32 + (SUM_BYTES if trainer.overlap else 0)) * trained,
         moments=moment * trained,
         reference=FP32 * parameters if trainer.recipe.kl_coef and not adapters else 0,
-        critic=(2 * FP32 + moment) * values,
+        critic=(2 * FP32 + moment_bytes(trainer, critic)) * values,
         teacher=FP32 * teacher.parameters if teacher else 0,
         passing=max(
-            (working.parts(model, trainer, one, tokens) for one in (size, critic) if one),
+            (pass_parts(model, trainer, one, tokens, load.width, gpu=gpus) for one in (size, critic) if one),
             key=lambda found: sum(found.values()),
         ),
-        copied=_copied(trainer, trained + values),
+        copied=_copied(trainer, trained + values, moment),
         engine=item * parameters + rollout.kv_cache_gib * GIB + ENGINE_BYTES if vllm else 0,
         sequence=2 * size.layers * size.key_value * item * full_length(rollout) if vllm else 0,
         published=VERSIONS * (FP32 if adapters else item) * trained,
@@ -123,9 +130,17 @@ def needs(
     )
 
 
-def _copied(trainer: Trainer, trained: int) -> float:
+def moment_bytes(trainer: Trainer, size: Size | None) -> float:
+    """Of the optimizer's state of a parameter, on average. `size`: of the model; None: adapters are trained."""
+    if trainer.optimizer != "muon":
+        return MOMENT_BYTES[trainer.optimizer]
+    ends = size.ends / size.parameters if size and size.parameters else 0.0
+    return MUON_BYTES + (MOMENT_BYTES["adamw"] - MUON_BYTES) * min(1.0, ends)
+
+
+def _copied(trainer: Trainer, trained: int, moment: float) -> float:
     if trainer.async_checkpoints:
-        return (FP32 + MOMENT_BYTES[trainer.optimizer]) * trained
+        return (FP32 + moment) * trained
     return FP32 * trained if trainer.world > 1 else 0
 
 
@@ -146,9 +161,10 @@ def on_host(need: Needs, rollout: Rollout) -> Needs:
 
 
 def lora_weights(model: Model, size: Size, adapters: Adapters) -> float:
-    """The model and its adapters; frozen linear layers have the type in which the trainer computes."""
+    """The model and its adapters; frozen linear layers have the type in which the trainer computes, or 4 bits."""
     others = size.parameters - adapters.frozen
-    return FP32 * (others + adapters.parameters) + ITEM_BYTES[model.train_dtype] * adapters.frozen
+    frozen = BITS_BYTES if model.quantization else ITEM_BYTES[model.train_dtype]
+    return FP32 * (others + adapters.parameters) + frozen * adapters.frozen
 
 
 def full_length(rollout: Rollout) -> int:
@@ -169,7 +185,7 @@ def describe(
 ) -> Section:
     """`gpus`: trainer and engines compute on GPUs, see `check.devices`."""
     rollout, trainer, store = config.rollout, config.trainer, config.store
-    need = needs(config.model, rollout, trainer, size, load, adapters, critic, teacher)
+    need = needs(config.model, rollout, trainer, size, load, adapters, critic, teacher, gpus=gpus)
     statistics = token_statistics(store, rollout, load)
     need = replace(need, store=need.store + statistics)
     section = Section("memory and disk (estimates)")
@@ -188,7 +204,7 @@ def describe(
     section.add(
         "total", f"{size_of(total)} of {size_of(machine.memory_free)} available ({size_of(machine.memory)} in total)"
     )
-    section.add("checkpoints", f"{trainer.keep_checkpoints} kept + 1 being written, {size_of(need.checkpoint)} each")
+    section.add("checkpoints", f"{_checkpoints(trainer)}, {size_of(need.checkpoint)} each")
     section.add("store", f"at most {size_of(need.store)} (store.map_gib = {store.map_gib:g})")
     section.add(
         "token statistics", f"at most {size_of(statistics)} of it (store.token_stats_gib = {store.token_stats_gib:g})"
@@ -231,14 +247,20 @@ def in_memory(rollout: Rollout, need: Needs, machine: Machine) -> float:
     return need.trainer + rollout.workers * need.engine + shared
 
 
+def _checkpoints(trainer: Trainer) -> str:
+    """The parts of `Trainer.stored_checkpoints`."""
+    best = " + the best one and one that is evaluated (trainer.keep_best)" if trainer.keep_best else ""
+    return f"{trainer.keep_checkpoints} kept + 1 being written{best}"
+
+
 def on_disk(trainer: Trainer, store: Store, need: Needs) -> float:
-    return (trainer.keep_checkpoints + 1) * need.checkpoint + min(need.store, store.shards * store.map_gib * GIB)
+    return trainer.stored_checkpoints * need.checkpoint + min(need.store, store.map_gib * GIB)
 
 
 def token_statistics(store: Store, rollout: Rollout, load: Workload) -> float:
     """At most: bytes of what training computed of each token."""
     tokens = load.samples * load.steps * rollout.max_response_length
-    return min(float(store.shards * store.token_stats_bytes), TOKEN_STATS_BYTES * tokens)
+    return min(float(store.token_stats_bytes), TOKEN_STATS_BYTES * tokens)
 
 
 def errors(rollout: Rollout, trainer: Trainer, need: Needs, machine: Machine) -> Iterator[str]:
@@ -255,12 +277,12 @@ def errors(rollout: Rollout, trainer: Trainer, need: Needs, machine: Machine) ->
             f" max_prompt_length + max_response_length = {full_length(rollout)} tokens needs"
             f" {size_of(need.sequence)}: raise it, or lower them"
         )
-    checkpoints = (trainer.keep_checkpoints + 1) * need.checkpoint
+    checkpoints = trainer.stored_checkpoints * need.checkpoint
     if checkpoints > machine.disk_free:
         yield (
-            f"disk: {trainer.keep_checkpoints} + 1 checkpoints take {size_of(checkpoints)},"
-            f" {size_of(machine.disk_free)} are free: lower trainer.keep_checkpoints, or set run.folder to another"
-            " disk"
+            f"disk: checkpoints ({_checkpoints(trainer)}) take {size_of(checkpoints)},"
+            f" {size_of(machine.disk_free)} are free: lower trainer.keep_checkpoints,"
+            f"{' set trainer.keep_best = false,' if trainer.keep_best else ''} or set run.folder to another disk"
         )
 
 
@@ -277,14 +299,79 @@ def _warnings(rollout: Rollout, trainer: Trainer, store: Store, need: Needs, mac
             f"/dev/shm has {size_of(machine.shared_free)} free, published weights need {size_of(need.published)}:"
             " they will go through the run's folder, which is slower"
         )
-    if need.store > store.shards * store.map_gib * GIB:
+    if need.store > store.map_gib * GIB:
         yield (
             f"store.map_gib = {store.map_gib:g}, but if all responses are long the store takes"
             f" {size_of(need.store)}: raise it; it takes disk only as needed"
         )
     disk = on_disk(trainer, store, need)
-    if disk > machine.disk_free >= (trainer.keep_checkpoints + 1) * need.checkpoint:
+    if disk > machine.disk_free >= trainer.stored_checkpoints * need.checkpoint:
         yield (
             f"disk: checkpoints and store may take {size_of(disk)}, {size_of(machine.disk_free)} are free"
-            " (trainer.keep_checkpoints, run.folder)"
+            f" (trainer.keep_checkpoints,{' trainer.keep_best,' if trainer.keep_best else ''} run.folder)"
         )
+
+
+# Memory of a trainer's largest pass on one rank, by part. Pure.
+#
+# What autograd keeps was counted on Llama and Qwen in transformers: per token and layer six numbers of the hidden
+# size in float32, and in the type of the computation four of the queries' width (queries, expanded keys and values,
+# output) and four of the intermediate size. Measured peaks of one and two ranks agree (`tests/check/devices`).
+
+LOGITS_BYTES, GPU_LOGITS_BYTES, GPU_ROWS_BYTES = 1 << 28, 1 << 30, 1 << 27
+"""Sizes of the buffer in which logits are made, and on a GPU of the rows that are worked on, of which there are four
+copies (rhymed_workers.trainer.policy.head)."""
+
+
+KEPT_SCORES, MADE_SCORES = 3, 2
+"""Copies of a layer's scores in transformers' own attention: at most those of Gemma 2 and gpt-oss."""
+
+
+def pass_parts(
+    model: Model, trainer: Trainer, size: Size, tokens: int, width: int = 0, *, gpu: bool = False
+) -> dict[str, float]:
+    """Bytes by name. `tokens`: in the pass; `width`: of them in a row. `gpu`: whether a GPU computes it."""
+    item, ends = ITEM_BYTES[model.train_dtype], size.vocabulary * size.hidden
+    logits = tokens * size.vocabulary * FP32
+    rows = 4 * min(GPU_ROWS_BYTES, logits)
+    found = {
+        "activations": tokens * _kept(model, trainer, size),
+        "attention's scores": float(tokens * width * size.scored * FP32 * _scores(trainer, size)),
+        "a slice of logits": min(GPU_LOGITS_BYTES, logits) + rows if gpu else min(LOGITS_BYTES, logits),
+        "the head's gradient": 0 if trainer.lora else FP32 * ends,
+        "copies in bfloat16": 0.0,
+        "an unpacked layer": float(size.hidden * size.intermediate * (item + ITEM_BYTES[model.dtype]))
+        if model.quantization and trainer.lora
+        else 0.0,
+        "gathered layers": 0.0,
+        "gradients before they are summed": 0.0,
+    }
+    layers = 1 if trainer.gradient_checkpointing else size.layers
+    if item < FP32:  # made for each pass, where weights are neither sharded nor frozen
+        found["copies in bfloat16"] = item * (
+            ends + (0 if trainer.lora or trainer.world > 1 else layers * size.layer)
+        )
+    if trainer.world > 1:
+        found["gathered layers"] = FP32 * size.ends + 2 * item * size.layer
+        found["gradients before they are summed"] = 0 if trainer.lora else FP32 * (ends + 2 * size.layer)
+    return {name: value for name, value in found.items() if value}
+
+
+def _scores(trainer: Trainer, size: Size) -> int:
+    """How often the scores of a layer are there: kept for the gradient, and while they are made."""
+    return KEPT_SCORES * (1 if trainer.gradient_checkpointing else size.layers) + MADE_SCORES
+
+
+def _kept(model: Model, trainer: Trainer, size: Size) -> float:
+    """Of one token, for the gradient."""
+    layer = activation_bytes(size, ITEM_BYTES[model.train_dtype])
+    if trainer.gradient_checkpointing:
+        return size.hidden * FP32 * size.layers + layer
+    return layer * size.layers
+
+
+def activation_bytes(size: Size, item: int) -> float:
+    """Per token and layer. `item`: bytes of a number in the computation."""
+    cast = size.hidden if item < FP32 else 0
+    wide = size.query or size.hidden
+    return FP32 * 6 * size.hidden + item * (cast + 4 * wide + 4 * size.intermediate + 2 * size.key_value)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from rhymed.errors import RhymedError
+from rhymed.core.errors import RhymedError
 
 Result = TypeVar("Result")
 
@@ -35,7 +35,6 @@ class Report:
     model: str = ""  # the folder of `model.path`
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    memory: float = 0.0  # bytes that the run needs on this machine, estimated; 0: unknown, or it has no model
 
     def add(self, section: Section | None) -> None:
         """With its errors and warnings. None: its check has failed."""

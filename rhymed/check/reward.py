@@ -5,23 +5,23 @@ Where no reference is known, the row's other columns are answers, too: one of th
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rhymed.check.report import Section
 from rhymed.check.rows import columns
-from rhymed.config import Config, Data, Eval, Reward
-from rhymed.errors import RewardError
+from rhymed.core.config import Config, Data, Eval, Reward
+from rhymed.core.errors import RewardError
+from rhymed.core.text import truncated
 from rhymed.inputs.rows import Row
-from rhymed.text import truncated
 
 if TYPE_CHECKING:
+    from rhymed_workers.reward.outcome import Outcome
     from rhymed_workers.reward.preview import Loading
-    from rhymed_workers.scoring.verdict import Outcome, Verdict
+    from rhymed_workers.reward.scorers.result import Verdict
 
 MAX_PARAMETERS = 1_500_000_000
 MAX_TOKENS = 64
@@ -30,14 +30,8 @@ NONSENSE = "banana"
 SHOWN_CHARS = 600
 MAX_COLUMNS = 4  # that are tried as answers
 MAX_COLUMN_CHARS = 200
-RIGHT_LABEL, NONSENSE_LABEL = "right answer", "nonsense"
-
-
-class Speed(NamedTuple):
-    """Of the model on this machine's processors, in tokens per second."""
-
-    read: float  # a prompt's, all at once
-    written: float  # one after the other
+MAX_DIGITS = 15
+RIGHT_LABEL, OTHERWISE_LABEL, NONSENSE_LABEL = "right answer", "right, written otherwise", "nonsense"
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,6 @@ class Answer:
     tokens: Sequence[int] = ()
     scored: bool = True
     usual: bool = True  # the reward must be able to score such an answer
-    speed: Speed | None = None  # None: the model did not write it
 
 
 def unasked(reason: str) -> Answer:
@@ -64,15 +57,27 @@ def answers(data: Data, reward: Reward, row: Row, written: Answer | None) -> lis
     chosen = [written] if written else []
     if right:
         chosen.append(Answer(RIGHT_LABEL, form.format(right)))
+        if other := _otherwise(right):
+            chosen.append(Answer(OTHERWISE_LABEL, form.format(other), usual=False))
     elif any(":" in scorer.scorer for scorer in reward.all):
         chosen += _columns(data, row)
     nonsense = "0" if any(scorer.answer == "last_number" for scorer in reward.all) else NONSENSE
     return [*chosen, Answer(NONSENSE_LABEL, form.format(NONSENSE if nonsense != right else nonsense), usual=False)]
 
 
+def _otherwise(right: str) -> str:
+    """A whole number as a policy writes it, where a table has changed it to `5.0`; empty: it has no other form."""
+    from rhymed_workers.reward.scorers.answer import number
+
+    value = number(right)
+    if value is None or value != value.to_integral_value() or abs(value.adjusted()) > MAX_DIGITS:
+        return ""
+    return plain if (plain := str(int(value))) != right else ""
+
+
 def _columns(data: Data, row: Row) -> Iterator[Answer]:
     """In place of a right answer that is not known: a user's function may take it from any column."""
-    from rhymed_workers.scorers.answer import REFERENCE_COLUMNS
+    from rhymed_workers.reward.scorers.answer import REFERENCE_COLUMNS
 
     plain = [name for name, _ in columns(data, row) if type(row[name]) in (str, int, float)]
     tried = [name for name in plain if 0 < len(str(row[name])) <= MAX_COLUMN_CHARS][:MAX_COLUMNS]
@@ -84,7 +89,7 @@ def _columns(data: Data, row: Row) -> Iterator[Answer]:
 
 def reference(reward: Reward, row: Row) -> str:
     """The row's reference answer as text; empty if it has none."""
-    from rhymed_workers.scorers.answer import reference_text
+    from rhymed_workers.reward.scorers.answer import reference_text
 
     names = [str(scorer.args["column"]) for scorer in reward.all if "column" in scorer.args]
     for column in (*names, ""):
@@ -103,14 +108,12 @@ def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
 
     logging.disable_progress_bar()
     torch.set_num_threads(THREADS)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
+    )
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     ids = torch.tensor([list(prompt)])
     with torch.no_grad():
-        model(ids)  # the first pass takes longer
-        started = time.perf_counter()
-        model(ids)
-        begun = time.perf_counter()
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -122,15 +125,14 @@ def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
             pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
         )
     tokens = output[0, len(prompt) :].tolist()
-    speed = Speed(len(prompt) / (begun - started), len(tokens) / (time.perf_counter() - begun))
-    return Answer("the model writes", tokenizer.decode(tokens, skip_special_tokens=True), tokens, speed=speed)
+    return Answer("the model writes", tokenizer.decode(tokens, skip_special_tokens=True), tokens)
 
 
 def describe(config: Config, row: Row, answers: Sequence[Answer], scorers: Loading | None = None) -> Section:
     """Scores the answers to the row, by `scorers` if they are loaded. Raises `RewardError` if a scorer cannot be, or
     a judge cannot be asked."""
+    from rhymed_workers.reward.outcome import combine
     from rhymed_workers.reward.preview import preview
-    from rhymed_workers.scoring.verdict import combine
 
     section = Section("reward (row 1)")
     if all(scorer.scorer == "environment" for scorer in config.reward.all):
@@ -148,7 +150,9 @@ def describe(config: Config, row: Row, answers: Sequence[Answer], scorers: Loadi
         outcome = combine(config.reward.all, verdicts)
         section.add(answer.label, truncated(answer.text, SHOWN_CHARS) or "(nothing)")
         section.add("  reward", _sum(config.reward, verdicts, outcome.reward) + _in_loss(outcome))
-        if outcome.reward is not None:
+        if any(verdict.unplayed for verdict in verdicts):
+            section.rows[-1] = ("  reward", "reads environments after their episodes, so not known before the run")
+        elif outcome.reward is not None:
             rewards[answer.label] = outcome.reward
         elif any(verdict.unsuitable for verdict in verdicts):
             section.errors.append(f"reward: no answer to row 1 can be scored: {outcome.error}")
@@ -156,6 +160,9 @@ def describe(config: Config, row: Row, answers: Sequence[Answer], scorers: Loadi
             section.errors.append(f"reward: scoring {answer.label!r} of row 1 fails: {outcome.error}")
         else:
             doubts.append(_failure(answer, config.reward, outcome))
+    for scorer, call in zip(config.reward.all, result.calls, strict=True):
+        if call:
+            section.add(f"{scorer.label} gets", call)
     section.rows += [("isolation" if number == 0 else "", note) for number, note in enumerate(result.notes)]
     section.errors = section.errors[:1]
     section.warnings += [] if section.errors else doubts[:1]
@@ -179,6 +186,11 @@ def _doubts(eval: Eval, rewards: dict[str, float], nonsense_text: str) -> Iterat
         yield (
             f"reward: the right answer gets {right:g}, and {nonsense_text!r} gets {nonsense:g}: such a reward"
             " teaches nothing useful; check reward.scorer, reward.answer and the column with the right answer"
+        )
+    elif right is not None and (otherwise := rewards.get(OTHERWISE_LABEL)) is not None and otherwise < right:
+        yield (
+            f"reward: the right answer gets {right:g} as the row has it, and {otherwise:g} as a whole number: compare"
+            " numbers by value, or write the column without .0"
         )
     elif nonsense and equal:
         yield f"reward: even {nonsense_text!r} gets {nonsense:g}: a constant reward teaches nothing"

@@ -1,17 +1,24 @@
-"""The dataset as the model will see it: the first prompts rendered, all lengths, and the overlap of datasets."""
+"""The dataset as the model will see it: the first prompts rendered, all lengths, the overlap of datasets, and what
+the chat template does to them.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from rhymed.check.report import Section
-from rhymed.config import Data, Dataset, Rollout
-from rhymed.inputs.datasets import place
+from rhymed.core.config import Config, Data, Dataset, Rollout
+from rhymed.core.errors import DataError
+from rhymed.core.text import truncated
+from rhymed.inputs.chats import ChatTemplate
+from rhymed.inputs.datasets import Placed, place
 from rhymed.inputs.lengths import Measured
+from rhymed.inputs.render import messages
 from rhymed.inputs.rows import Row
-from rhymed.text import truncated
+from rhymed.inputs.stops import stops_of
 
 SHOWN = 2
 SHOWN_CHARS = (700, 200)  # of a prompt: from its beginning, and from its end
@@ -25,10 +32,10 @@ class Reader(Protocol):
     @property
     def has_template(self) -> bool: ...
 
-    def text(self, where: str, row: Row) -> str: ...
+    def shown(self, where: str, row: Row) -> str: ...
 
 
-def describe(data: Dataset, rollout: Rollout, measured: Measured, renderer: Reader) -> Section:
+def describe_prompts(data: Dataset, rollout: Rollout, measured: Measured, renderer: Reader) -> Section:
     section = Section("prompts")
     lengths, limit = sorted(measured.lengths), rollout.max_prompt_length
     median = lengths[len(lengths) // 2]
@@ -40,6 +47,12 @@ def describe(data: Dataset, rollout: Rollout, measured: Measured, renderer: Read
     if isinstance(data, Data) and data.sampler == "success":
         rare = f"a chance of at least {data.least_chance:g} in their turn (data.least_chance)"
         section.add("sampler", f"prompts that always or never succeeded have {rare}")
+    if isinstance(data, Data) and data.sampler == "length":
+        section.add(
+            "sampler",
+            "from the second epoch on, the 5% of the prompts with the longest responses share few steps, which"
+            " have prompts that resemble each other",
+        )
     section.add(
         "tokens",
         f"shortest {lengths[0]}, median {median}, longest {lengths[-1]} (rollout.max_prompt_length = {limit})",
@@ -47,7 +60,7 @@ def describe(data: Dataset, rollout: Rollout, measured: Measured, renderer: Read
     if not renderer.has_template:
         section.add("template", "no chat template: messages are joined by blank lines")
     for number, ((where, row), length) in enumerate(zip(measured.rows[:SHOWN], measured.lengths, strict=False), 1):
-        section.add(f"row {number}", f"{where}, {length} tokens:\n{short_prompt(renderer.text(where, row))}")
+        section.add(f"row {number}", f"{where}, {length} tokens:\n{short_prompt(renderer.shown(where, row))}")
         for name, value in columns(data, row):
             section.add(f"  {name}", value)
     return section
@@ -80,3 +93,77 @@ def short_prompt(prompt: str) -> str:
     if len(prompt) <= first + last:
         return prompt
     return f"{prompt[:first]}\n[... {len(prompt) - first - last:,} more characters ...]\n{prompt[-last:]}"
+
+
+# How the chat template will be used: the end of a turn, its arguments, and special tokens in the rows.
+
+NAMED = 4  # special tokens in a warning
+
+
+def describe_chats(config: Config, folder: Path, template: ChatTemplate, measured: Measured) -> Section:
+    section, tokenizer = Section("chats"), template.tokenizer
+    stops = stops_of(config, folder, tokenizer)
+    section.add(
+        "a turn ends with", _named(tokenizer, stops.ids) or "nothing but its length: the model names no token"
+    )
+    if config.rollout.stop:
+        section.add("or with", ", ".join(map(repr, config.rollout.stop)))
+    if tokenizer.chat_template:
+        if stops.added is not None:
+            ends = _named(tokenizer, [stops.added])
+            section.add("of these", f"{ends} is the chat template's end of a turn, which {folder} does not name")
+        elif problem := _end_problem(template, stops.unsafe, stops.ids):
+            section.warnings.append(problem)
+        if unused := template.unused(config.model.chat_template_kwargs):
+            section.warnings.append(
+                f"model.chat_template_kwargs: the chat template does not use {', '.join(unused)}, which has no effect"
+            )
+    if warning := _special_in_rows(template, measured):
+        section.warnings.append(warning)
+    return section
+
+
+def _end_problem(template: ChatTemplate, unsafe: int | None, ids: list[int]) -> str:
+    """Why turns continue after the text with which the template ends them; empty: they do not."""
+    if unsafe is not None:
+        ends = _named(template.tokenizer, [unsafe])
+        return (
+            f"the chat template ends the last turn with {ends}, which ends no response: if the model writes it, name"
+            f" its id in rollout.stop_token_ids ({unsafe})"
+        )
+    text = template.end_text
+    if not text or template.last_end is not None or any(template.decode([id]).strip() in text for id in ids):
+        return ""
+    return (
+        f"the chat template ends a turn with {text[:40]!r}, which is no token that ends a response: if the model"
+        " writes it, name it in rollout.stop"
+    )
+
+
+def _special_in_rows(template: ChatTemplate, measured: Measured) -> str:
+    """A warning; empty: no row has any."""
+    found = [(where, words) for where, row in measured.rows if (words := _words(template, measured, (where, row)))]
+    if not found:
+        return ""
+    named = sorted({word for _, words in found for word in words})
+    shown = ", ".join(named[:NAMED]) + (", ..." if len(named) > NAMED else "")
+    read = (
+        "they are read as text, not as special tokens: only the chat template writes those"
+        if template.tokenizer.chat_template
+        else "without a chat template a prompt is read as it is, so they are special tokens"
+    )
+    count = f"{len(found)} of {len(measured.rows)} rows"
+    return f"{count} contain the text of special tokens ({shown}), first {found[0][0]}: {read}"
+
+
+def _words(template: ChatTemplate, measured: Measured, placed: Placed) -> list[str]:
+    where, row = placed
+    try:
+        chat: list[dict[str, Any]] = list(messages(measured.data, where, row))
+    except DataError:  # it is reported when prompts are measured
+        return []
+    return template.words(chat)
+
+
+def _named(tokenizer: Any, ids: list[int]) -> str:
+    return ", ".join(f"{tokenizer.convert_ids_to_tokens(id)} ({id})" for id in ids)

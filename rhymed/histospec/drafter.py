@@ -2,13 +2,15 @@
 
 After every engine step it extends the requests' sequences with the new tokens, drafts for all requests in one call,
 and lets the budget decide how many drafted tokens the next step verifies. New tokens of a request are drafts for its
-siblings at once. Steps that `doze` lets pass are taken in before the next one. The builder may finish an index at any
-time: the prompt's requests then move to it, and the old one is dropped. Carried tokens come first, see `carried`.
+siblings at once. What skipped steps made is taken in before the next one (`SkipSchedule`). The builder may finish an
+index at any time: the prompt's requests then move to it, and the old one is dropped. Carried tokens come first, see
+`drafts.requests`.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
@@ -16,16 +18,14 @@ from itertools import accumulate, chain
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.histospec.doze import Doze
 from rhymed.histospec.drafts.budget import Aimd, Budget
 from rhymed.histospec.drafts.calibration import Calibration
-from rhymed.histospec.drafts.carried import CarriedDrafts
-from rhymed.histospec.drafts.requests import Request, RequestInfo, Requests
-from rhymed.histospec.drafts.stats import Account
+from rhymed.histospec.drafts.requests import CarriedDrafts, Request, RequestInfo, Requests
 from rhymed.histospec.drafts.trust import Trust
 from rhymed.histospec.drafts.types import Batch, Drafts, Matching, PreviousStep, end_at, has_one_of
 from rhymed.histospec.drafts.voting import draft
-from rhymed.histospec.heads.beside import Beside, Counts, Source
+from rhymed.histospec.drafts.yields import Account
+from rhymed.histospec.heads.combine import Combined, Counts, Source
 from rhymed.histospec.index.builder import Builder
 from rhymed.histospec.index.index import Index, extend
 from rhymed.histospec.settings import Settings
@@ -45,8 +45,8 @@ class Drafter:
         on_prompt: Callable[[RequestInfo], None] | None = None,
         on_end: Callable[[RequestInfo], None] | None = None,
     ) -> None:
-        """`width`: most tokens per draft. `largest`: most tokens per engine step. `on_prompt` is called for every
-        prompt that had no running request, `on_end` for every finished response."""
+        """`width`: most tokens per draft. `largest`: most tokens of a step that only decodes. `on_prompt` is called
+        for every prompt that had no running request, `on_end` for every finished response."""
         self._settings = settings
         self._carrying = CarriedDrafts(builder.vocabulary)
         take = self._carrying.take
@@ -56,64 +56,74 @@ class Drafter:
         self._matching = Matching(longest=width, floor=0.0 if paper else 0.02, backoff=paper)
         self._largest = largest
         self._budget, self._aimd, self._calibration, self._trust = Budget(largest), Aimd(), Calibration(), Trust()
+        self._captured: list[int] = []  # tokens of the batches that have a CUDA graph
         self._previous: PreviousStep | None = None
         self._ended_s = math.inf  # time.perf_counter when the last drafts were returned; inf: the next is not timed
-        self._doze, self._resting = Doze(), 0
-        self._passed = 0  # steps since the last look that were taken in
-        self._beside: Beside | None = None
+        self._skips, self._paused = SkipSchedule(), 0
+        self._skipped = 0  # steps since drafts were last looked for that were taken in
+        self._combined: Combined | None = None
         self.total = Account()  # of all requests
 
     def step(self, batch: Batch) -> list[list[int]]:
         """Drafts for the next step, one list per request."""
         began = time.perf_counter()
         self._take_in()
-        passed, self._passed = self._passed, 0
-        self._learn(batch, passed)
+        skipped, self._skipped = self._skipped, 0
+        self._learn(batch, skipped)
         requests = self._requests.update(batch.ids)
         for row in batch.ended:
             self._requests.end(requests[row])
-        self._resting = self._budget.resting(1 + passed) if self._settings.budget == "rate" else 0
+        self._paused = self._budget.paused(1 + skipped) if self._settings.budget == "rate" else 0
         drafts, carried, limits = self._draft(requests, batch)
         foreign = carried
-        if self._beside is not None:
-            foreign = carried | self._beside.add(drafts, limits * (not self._resting), self._budget)
+        if self._combined is not None:
+            foreign = carried | self._combined.add(drafts, limits * (not self._paused), self._budget)
         lengths = self._choose(drafts, carried)
         chosen = [drafts.tokens[row, :count].tolist() if count else [] for row, count in enumerate(lengths.tolist())]
         ended = time.perf_counter()
         self._count(requests, batch, began, ended)
         self._previous, self._ended_s = PreviousStep(batch.ids.copy(), drafts, foreign), ended
-        if self._may_doze(requests):
-            self._doze.look(self._budget.barren, self._resting)
+        if self._may_skip(requests):
+            self._skips.drafted(self._budget.unprofitable, self._paused)
         return chosen
 
-    def _may_doze(self, requests: Sequence[Request]) -> bool:
+    def _may_skip(self, requests: Sequence[Request]) -> bool:
         """A head has to see every step."""
-        dozes = self._settings.budget == "rate" and self._beside is None
-        return dozes and not any(request.carried.tokens for request in requests)
+        may = self._settings.budget == "rate" and self._combined is None
+        return may and not any(request.carried.tokens for request in requests)
 
-    def beside(self, head: Source | None) -> None:
+    def use_head(self, head: Source | None) -> None:
         """From now on this head drafts where history has nothing better; None: history alone."""
-        self._beside = None if head is None or self._settings.budget != "rate" else Beside(head)
+        self._combined = None if head is None or self._settings.budget != "rate" else Combined(head)
 
     def head_counts(self) -> Counts | None:
-        return None if self._beside is None else self._beside.counts
+        return None if self._combined is None else self._combined.counts
 
-    def passes(self, ids: list[str], new_tokens: list[list[int]]) -> bool:
-        """Whether a step goes without drafts and needs no call of `step`: the drafter dozes, and the step did nothing
-        but decode the requests of the one before. `ids`, `new_tokens`: as in `Batch`."""
-        doze, previous = self._doze, self._previous
-        if not doze.asleep or previous is None or ids != previous.ids or any(len(made) != 1 for made in new_tokens):
+    def skips(self, ids: list[str], new_tokens: list[list[int]]) -> bool:
+        """Whether a step goes without drafts and needs no call of `step`: the schedule skips it, and it only
+        decoded the requests of the one before. `ids`, `new_tokens`: as in `Batch`."""
+        decoded_only = all(len(made) == 1 for made in new_tokens)
+        return decoded_only and self.skips_unseen(ids, lambda: [made[0] for made in new_tokens])
+
+    def skips_unseen(self, ids: list[str], tokens: Callable[[], list[int]]) -> bool:
+        """As `skips`, of a step that made one token of each request. `tokens`: these; called when drafts are looked
+        for again, where `describe` has to know them, too."""
+        skips, previous = self._skips, self._previous
+        if not skips.may_skip or previous is None or ids != previous.ids:
             return False
         now = time.perf_counter()
-        doze.let_pass(now - self._ended_s if self._ended_s < now else None)
-        if doze.passed == 1:
-            doze.first = [made[0] for made in new_tokens]
+        skips.skip(now - self._ended_s if self._ended_s < now else None)
+        if skips.skipped == 1:
+            skips.first = tokens
         self._ended_s = now
         return True
 
     def captured(self, sizes: Sequence[int]) -> None:
-        """Tokens of the batches that have a CUDA graph, ascending. Call it before the first step."""
-        self._budget = Budget(self._largest, captured=sizes)
+        """Tokens of the batches that have a CUDA graph, ascending. New sizes discard the measured
+        times of the engine."""
+        if list(sizes) != self._captured:
+            self._captured = list(sizes)
+            self._budget = Budget(self._largest, captured=sizes)
 
     def interrupted(self) -> None:
         """The engine was stopped since the previous step, so the time until the next one is not measured. Not needed
@@ -136,14 +146,14 @@ class Drafter:
         self._requests.close()
 
     def _take_in(self) -> None:
-        """Takes in what the steps made that have passed since the last look."""
-        passed, took_s, typical_s = self._doze.take()
-        self._doze.wake()
+        """Takes in what the skipped steps made."""
+        skipped, took_s, typical_s = self._skips.take()
+        self._skips.stop()
         requests = self._requests.batch
-        if not passed or not requests:
+        if not skipped or not requests:
             return
-        self._passed += passed
-        fresh = [request.info.response[request.tokens : request.tokens + passed] for request in requests]
+        self._skipped += skipped
+        fresh = [request.info.response[request.tokens : request.tokens + skipped] for request in requests]
         extend(
             [request.index for request in requests],
             np.array([request.row for request in requests], np.int32),
@@ -156,10 +166,10 @@ class Drafter:
                 request.yields.add(1, length - request.info.prefix)
             request.tokens += len(tokens)
             account = request.account
-            account.forwards += passed
+            account.forwards += skipped
             account.timed_s += share_s
             account.plain_s += share_s
-        self.total += Account(passed * len(requests), timed_s=took_s, plain_s=took_s)
+        self.total += Account(skipped * len(requests), timed_s=took_s, plain_s=took_s)
         if typical_s:
             self._budget.observe(len(requests), len(requests), typical_s, len(requests))
 
@@ -182,7 +192,7 @@ class Drafter:
             for request, limit in zip(requests, limits.tolist(), strict=True)
         ]
         carried = np.array([bool(tokens) for tokens in ahead], bool)
-        if self._resting:
+        if self._paused:
             limits = np.minimum(limits, 1)  # `_learn` learns from the first drafted token
         if self._settings.budget == "aimd":
             limits = np.minimum(limits, np.array([self._aimd.limit(id) for id in batch.ids], np.int32))
@@ -207,12 +217,12 @@ class Drafter:
     def _choose(self, drafts: Drafts, carried: NDArray[np.bool_]) -> NDArray[np.int32]:
         if self._settings.budget != "rate":
             return drafts.lengths
-        offered = np.where(carried, drafts.lengths, np.int32(0)) if self._resting else drafts.lengths
+        offered = np.where(carried, drafts.lengths, np.int32(0)) if self._paused else drafts.lengths
         return self._budget.choose(drafts.survival, offered)
 
-    def _learn(self, batch: Batch, passed: int) -> None:
-        """From the new tokens and the accepted drafts. Carried tokens say nothing about other drafts. `passed`: steps
-        between these drafts and the batch's tokens."""
+    def _learn(self, batch: Batch, skipped: int) -> None:
+        """From the new tokens and the accepted drafts. Carried tokens say nothing about other drafts. `skipped`:
+        steps between these drafts and the batch's tokens."""
         previous = self._previous
         if previous is None:
             return
@@ -225,8 +235,8 @@ class Drafter:
             accepted = [0 if row is None else accepted[row] for row in rows]
             verified = [0 if row is None else verified[row] for row in rows]
             first = [-1 if row is None else first[row] for row in rows]
-        if passed:
-            accepted, verified, first = [0] * len(previous.ids), [0] * len(previous.ids), self._doze.first
+        if skipped:
+            accepted, verified, first = [0] * len(previous.ids), [0] * len(previous.ids), self._skips.first()
         next_token = np.array(first, np.int32)
         if not self._matching.backoff:
             self._trust.observe(previous.drafts.votes, next_token)
@@ -236,8 +246,8 @@ class Drafter:
         # pay are noticed while none is verified.
         untried = (tried == 0) & (previous.drafts.lengths > 0) & (next_token >= 0)
         right[untried] = previous.drafts.tokens[untried, 0] == next_token[untried]
-        if self._beside is not None:
-            self._beside.learn(tried, right, next_token)
+        if self._combined is not None:
+            self._combined.learn(tried, right, next_token)
         tried[untried] = 1
         tried[previous.foreign] = 0
         self._calibration.observe(previous.drafts, tried, right)
@@ -280,10 +290,10 @@ class Drafter:
 
     def _observe(self, requests: int, drafted: int, right: int, seconds: float, draft_s: float) -> None:
         """A step that only decoded took so long, `draft_s` of it for drafts."""
-        head_s = self._beside.seconds if self._beside is not None else 0.0
+        head_s = self._combined.seconds if self._combined is not None else 0.0
         self._budget.observe(requests, requests + drafted, seconds, requests + right, draft_s, head_s)
-        if self._beside is not None:
-            self._beside.timed(requests + right, seconds - head_s, bool(drafted))
+        if self._combined is not None:
+            self._combined.timed(requests + right, seconds - head_s, bool(drafted))
 
 
 def warm_up(settings: Settings) -> None:
@@ -298,3 +308,47 @@ def warm_up(settings: Settings) -> None:
     budget.choose(drafts.survival, drafts.lengths)
     budget.curve.observe(1, 1, 1.0)
     calibration.observe(drafts, drafts.lengths, drafts.lengths)
+
+
+# Which steps the drafter skips: it does not look for drafts. Pure: times come in.
+#
+# Looking costs half a millisecond and more, in steps that may take ten. While drafting pauses, and where nothing was
+# worth verifying for many steps in a row, most steps are skipped; what they made is taken in by the next that is not.
+
+
+class SkipSchedule:
+    LONGEST = 15  # steps that are skipped in a row
+    AFTER = 8  # times in a row that nothing paid, for each step that is skipped in a row
+
+    def __init__(self) -> None:
+        self.skipped = 0  # steps since drafts were last looked for
+        self.first: Callable[[], list[int]] = list  # tokens that the first of them made, one per request
+        self._left = self._unprofitable = 0
+        self._seconds: list[float] = []  # of the measured ones
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether the next step may be skipped."""
+        return self._left > 0
+
+    def drafted(self, unprofitable: bool, pause: int = 0) -> None:
+        """After drafts were looked for. `unprofitable`: none was worth verifying. `pause`: steps of a pause."""
+        self._unprofitable = self._unprofitable + 1 if unprofitable else 0
+        self._left = min(self.LONGEST, pause or self._unprofitable // self.AFTER)
+
+    def stop(self) -> None:
+        """Drafts are looked for in the next step."""
+        self._left = 0
+
+    def skip(self, seconds: float | None) -> None:
+        """A step that verified nothing. `seconds`: None if it was not measured."""
+        self._left -= 1
+        self.skipped += 1
+        if seconds is not None:
+            self._seconds.append(seconds)
+
+    def take(self) -> tuple[int, float, float]:
+        """(steps that were skipped, seconds of all that were measured, of the middle one; 0: none)."""
+        skipped, seconds = self.skipped, self._seconds
+        self.skipped, self._seconds = 0, []
+        return skipped, sum(seconds), statistics.median(seconds) if seconds else 0.0

@@ -1,11 +1,16 @@
-"""CUDA graphs of an engine that drafts: draft lengths and captured batch sizes that fit together. Pure.
+"""Sizes of the steps of an engine that drafts: draft lengths and captured batches that fit together, and the
+most tokens that a step may verify. Pure.
 
 vLLM pads a batch to the next captured size. With drafts its first model runner rounds these sizes up to multiples of
 1 + draft length, and drops those above its limit (`CompilationConfig.adjust_cudagraph_sizes_for_spec_decode`, vLLM
 0.26 to 0.33). A length of 32 so gives multiples of 33, which no kernel's tiles divide; 31 gives multiples of 32, 15
-of 16 and 7 of 8. In the mode FULL every batch up to the largest size runs as one graph, also those whose requests
-have drafts of different lengths; FULL_AND_PIECEWISE, vLLM's default, has full graphs only where all requests have the
-longest draft. An attention kernel that does not support FULL makes vLLM fall back to that default, with a warning.
+of 16 and 7 of 8.
+
+The mode is vLLM's default, FULL_AND_PIECEWISE: one graph where all requests have the longest draft, else layers are
+graphs and attention is launched between them. FULL would make every batch one graph, but its results are wrong: it is
+captured as if each batch had a query of all tokens, while FlashAttention 3's schedule of a step (vLLM 0.26,
+`FlashAttentionMetadataBuilder`) is made for the step's longest query. On an H200 prompts that were computed in such a
+graph left wrong keys and values in the prefix cache (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -14,6 +19,15 @@ from typing import Any
 
 ROWS = (128, 64, 32, 16, 8)  # 1 + draft length: multiples of a tile of matrix kernels
 LARGEST = 512  # tokens of the largest graph, as vLLM's; more where plain decoding of all requests needs it
+
+LOGITS_BYTES = 1 << 30  # of a step that verifies drafts: what vLLM's second model runner takes for a chunk
+
+
+def verifying_tokens(requests: int, row_bytes: int) -> int:
+    """Most tokens of a step by the budget "rate", drafted ones and one of each request: as many as have logits of
+    `LOGITS_BYTES`, because that memory is lost to the KV cache. Each request that begins in the
+    step has one row more. `requests`: most that run at once. `row_bytes`: logits of one token."""
+    return max(requests, LOGITS_BYTES // row_bytes)
 
 
 def draft_length(longest: int) -> int:
@@ -35,7 +49,7 @@ def capture_sizes(requests: int, drafts: int) -> list[int]:
 
 def compilation(requests: int, drafts: int) -> dict[str, Any]:
     """vLLM's `compilation_config` for an engine that drafts on a GPU."""
-    return {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": capture_sizes(requests, drafts)}
+    return {"cudagraph_mode": "FULL_AND_PIECEWISE", "cudagraph_capture_sizes": capture_sizes(requests, drafts)}
 
 
 def captured(config: Any) -> list[int]:

@@ -35,7 +35,19 @@ _hide_special_names()
 
 def native(function: Function) -> Function:
     """Compiles at the first call, caches on disk, and releases the interpreter's lock."""
-    return cast(Function, numba.njit(function, cache=True, nogil=True, error_model="numpy"))
+    compiled = numba.njit(function, cache=True, nogil=True, error_model="numpy")
+    cache = compiled._cache
+    load = cache.load_overload
+
+    def load_if_readable(signature: Any, context: Any) -> Any:
+        try:
+            return load(signature, context)
+        except (ImportError, AttributeError):  # another release wrote it, whose types were in other modules
+            cache.flush()
+            return None
+
+    cache.load_overload = load_if_readable
+    return cast(Function, compiled)
 
 
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]

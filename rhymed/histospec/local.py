@@ -18,15 +18,15 @@ import lmdb
 import msgspec
 import numpy as np
 
-from rhymed.errors import RhymedError, RunMismatch, StoreDamaged
+from rhymed.core.errors import RhymedError, RunMismatch, StoreDamaged
+from rhymed.core.messages import GetHistory, OpenRun, PutSamples, SampleId, SampleInfo
 from rhymed.histospec.index.builder import PastResponse
-from rhymed.messages import GetHistory, OpenRun, PutSamples, SampleId, SampleInfo
+from rhymed_store.columns import ROUNDS
 from rhymed_store.database.prepare import prepare
 from rhymed_store.database.reads import Reads
 from rhymed_store.database.tables import Reader
 from rhymed_store.database.transactions import Database, Operation
 from rhymed_store.database.writes import Writes
-from rhymed_store.inspect.epochs import ROUNDS
 
 log = logging.getLogger(__name__)
 

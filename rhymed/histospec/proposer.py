@@ -11,7 +11,7 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from rhymed.histospec import plugin
 from rhymed.histospec.drafter import Drafter, warm_up
 from rhymed.histospec.drafts.requests import Continued, RequestInfo
-from rhymed.histospec.drafts.stats import Account
 from rhymed.histospec.drafts.types import Batch, Noise
-from rhymed.histospec.graphs import captured
+from rhymed.histospec.drafts.yields import Account
+from rhymed.histospec.graphs import captured, verifying_tokens
 from rhymed.histospec.heads.attach import HeadOf
-from rhymed.histospec.heads.beside import Counts
+from rhymed.histospec.heads.combine import Counts, Source
 from rhymed.histospec.index.builder import Builder, PastResponse
 from rhymed.histospec.index.recent import Recent
 from rhymed.histospec.local import open_local
@@ -49,26 +49,34 @@ class HistoSpec:
         stored = settings.store and self.drafts
         self._local = open_local(settings.store, model, settings.responses) if stored else None
         self._longest = int(model.max_model_len)
+        scheduler = vllm_config.scheduler_config
+        requests, row_bytes = int(scheduler.max_num_seqs), int(model.get_vocab_size()) * model.dtype.itemsize
+        largest = int(scheduler.max_num_batched_tokens)
+        self.rows: int | None = None  # of logits in a step, at most; None: every draft may have its full length
+        if settings.budget == "rate":
+            largest = min(largest, verifying_tokens(requests, row_bytes))
+            self.rows = largest + requests
         self._builder = Builder(int(model.get_vocab_size()), settings.orders)
         self._drafter = Drafter(
             settings,
             self._builder,
             self._describe,
             width=int(vllm_config.speculative_config.num_speculative_tokens),
-            largest=int(vllm_config.scheduler_config.max_num_batched_tokens),
+            largest=largest,
             on_prompt=self._on_prompt if self._local else None,
             on_end=self._on_end if self._local else None,
         )
         self._logged, self._logged_s = Account(), time.monotonic()
         Finalize(None, self.close, exitpriority=100)  # atexit does not run in forked child processes
         self._runner: Any = None
+        self._settle: Callable[[], None] = lambda: None  # shows all tokens of steps that were skipped unseen
         self._ids: list[str] = []  # of the batch's requests; what follows is in this order
         self._stops: list[set[int]] = []  # tokens that end a request
         self._turn_ends: NDArray[np.int32] | None = None
         self._ends = np.zeros(0, np.int64)  # most tokens of prompt and response
         self._starts = np.zeros(0, np.int64)  # tokens of the prompt
         self._keys, self._scale = np.zeros(0, np.uint64), np.zeros(0, np.float32)  # of the noise; 0: not keyed
-        self._head = HeadOf(settings.head, model, self._drafter.beside)
+        self._head = HeadOf(settings.head, model, self._drafter.use_head)
         self._broken = self._closed = False
         plugin.install()
 
@@ -85,9 +93,9 @@ class HistoSpec:
     def bind(self, runner: Any) -> None:
         """The model runner that has the requests and, if any, CUDA graphs. Closes when the runner is shut down."""
         self._runner = runner
+        self._settle = getattr(runner, "settle", self._settle)
         self._head.bind(runner)
-        if sizes := captured(getattr(runner.vllm_config, "compilation_config", None)):
-            self._drafter.captured(sizes)
+        self.read_graphs()
         if (shutdown := getattr(runner, "shutdown", None)) is not None:
 
             def close_first() -> None:
@@ -95,6 +103,20 @@ class HistoSpec:
                 shutdown()
 
             runner.shutdown = close_first
+
+    def read_graphs(self) -> None:
+        """The runner has a KV cache, which may be another one than before: reads the sizes of its graphs."""
+        self._drafter.captured(captured(getattr(self._runner.vllm_config, "compilation_config", None)))
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is drafted on this rank, or any more."""
+        return self._broken or self._closed or self._runner is None or not self.drafts
+
+    def skips(self, ids: list[str], tokens: Callable[[], list[int]]) -> bool:
+        """Whether a step that made one token of each of these requests needs no call of `propose`: whatever it made,
+        nothing is drafted. `tokens`: these, see `Drafter.skips_unseen`."""
+        return self._local is None and self._drafter.skips_unseen(ids, tokens)
 
     def propose(
         self,
@@ -104,13 +126,13 @@ class HistoSpec:
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         """One draft per request, in batch order; `sampled_token_ids[i]` is empty while a prompt is prefilled."""
-        if self._broken or self._closed or self._runner is None or not self.drafts:
+        if self.idle:
             return [[] for _ in sampled_token_ids]
         try:
             ids = self._runner.input_batch.req_ids
             # A step that ends a response is looked at if it has to be written: no other step may follow for hours.
             ends = self._local is not None and self._end_any(ids, sampled_token_ids, num_tokens_no_spec)
-            if not ends and self._drafter.passes(ids, sampled_token_ids):
+            if not ends and self._drafter.skips(ids, sampled_token_ids):
                 return [[]] * len(sampled_token_ids)
             batch = self._batch(sampled_token_ids, num_tokens_no_spec)
             if batch.noise is not None:
@@ -133,6 +155,10 @@ class HistoSpec:
         """What requests of all prompts have written."""
         return self._drafter.recent
 
+    def use_head(self, head: Source) -> None:
+        """The engine's own head drafts, too."""
+        self._drafter.use_head(head)
+
     def refresh(self) -> None:
         """Weights were loaded: looks for a newer head."""
         self._head.refresh()
@@ -146,9 +172,11 @@ class HistoSpec:
 
     def accounts(self, requests: Sequence[str]) -> list[Account | None]:
         """What drafting did for these requests, by their `name` in `extra_args`."""
+        self._settle()
         return [self._drafter.account(request) for request in requests]
 
     def take_yields(self, requests: Sequence[str]) -> list[bytes | None]:
+        self._settle()
         return [self._drafter.take_yields(request) for request in requests]
 
     def close(self) -> None:
@@ -156,6 +184,7 @@ class HistoSpec:
         if self._closed:
             return
         self._closed = True
+        self._settle()
         self._drafter.close()
         self._log_total()
         in_time = self._builder.close(CLOSE_S)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
-from rhymed.errors import ConfigError
+from rhymed.core.errors import ConfigError
 
 KEY = "rhymed"
 """Of vLLM's `additional_config`, and of a request's `SamplingParams.extra_args`."""
@@ -24,7 +24,10 @@ class Settings:
     responses: int = 32  # earlier responses per prompt
     memory_mib: int = 512  # of all indexes
     keyed: bool = True  # position-keyed sampling
-    head: str = ""  # file of a learned head that drafts beside history, see `heads`; may appear or change at any time
+    head: str = (
+        ""  # file of a learned head that drafts in addition to history, see `heads`; may appear or change at any time
+    )
+    engine: int = 0  # tokens that vLLM's own head drafts in addition to history, see `runner_v2`; 0: there is none
 
     @property
     def orders(self) -> tuple[int, int]:
@@ -38,8 +41,10 @@ class Settings:
                 raise ConfigError(f"{KEY}.{name} = {value!r}: one of {', '.join(allowed)} expected")
             if not allowed and type(value) is not kind:
                 raise ConfigError(f"{KEY}.{name} = {value!r}: {kind.__name__} expected")
-        if self.responses < 0 or self.memory_mib < 1:
-            raise ConfigError(f"{KEY}.responses and {KEY}.memory_mib must not be negative")
+        if self.responses < 0 or self.memory_mib < 1 or self.engine < 0:
+            raise ConfigError(f"{KEY}.responses, {KEY}.memory_mib and {KEY}.engine must not be negative")
+        if self.engine and (self.head or self.budget != "rate"):
+            raise ConfigError(f"{KEY}.engine needs {KEY}.budget = 'rate', and no {KEY}.head")
 
 
 def read_settings(additional: Mapping[str, Any] | None) -> Settings:

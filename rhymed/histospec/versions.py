@@ -1,6 +1,6 @@
 """The releases of vLLM that rhymed works with, and in what they differ for it: one row a release.
 
-A row is added by hand: `python -m scripts.vllm_contract WHEEL` extracts what rhymed takes hold of from the release's
+A row is added by hand: `python -m scripts.contract vllm WHEEL` extracts the names that rhymed uses from the release's
 wheel into `tests/data/vllm/`, and the tests compare the row with it. Imports no vLLM.
 """
 
@@ -9,6 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rhymed.core.config import Config
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,14 @@ class Release:
     labels: bool  # it labels each output token with the version of the weights that sampled it
     refusals: tuple[str, ...]  # the request is wrong
     failures: tuple[str, ...] = ()  # the engine failed, or cannot take a request now
+    v2: bool = True  # keyed sampling and drafts are also for its model runner V2
 
 
 RELEASES = {
     "0.26": Release(
         labels=False,
         refusals=("VLLMValidationError", "VLLMNotFoundError", "VLLMUnprocessableEntityError"),
+        v2=False,
     ),
     "0.32": Release(
         labels=True,
@@ -38,8 +44,33 @@ RELEASES = {
     ),
 }
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-"""Environment variable that chooses vLLM's model runner. Keyed sampling and drafts are part of the first one, `0`;
-without it all three releases take the second for most models on a GPU, and 0.33 for models on a CPU, too."""
+"""Environment variable that chooses vLLM's model runner. Without it all three releases take the second for most
+models on a GPU, and 0.32 and 0.33 on a CPU, too, where Triton has a backend for it."""
+RUNNERS = {"v1": "0", "v2": "1"}
+"""Model runners by the names of `rollout.runner`, and what `RUNNER` says for each."""
+
+
+HISTOSPEC = "rhymed.histospec.proposer.HistoSpec"
+"""The drafter's name in vLLM's configuration."""
+PUBLIC = "rhymed.histospec.sampling.public:Keyed"
+"""The logits processor by which an engine of an unknown release samples with keys."""
+
+
+def v2_lacks(config: Config, version: str, *, triton: bool) -> str:
+    """Why engines of this run cannot have vLLM's model runner V2; empty: they can. `version`: of vLLM. `triton`: it
+    has Triton for this device."""
+    release = release_of(version)
+    if release is None or not release.v2:
+        return f"vLLM {version} has no model runner V2 that rhymed knows"
+    if not triton:
+        return "vLLM's model runner V2 needs Triton with a backend for this device"
+    if config.rollout.sampler != "keyed" and config.drafts.method != "none":
+        return "drafts in model runner V2 are verified by keyed sampling"
+    if config.drafts.headed:
+        return "model runner V2 does not give its hidden states to a learned head"
+    if config.rollout.pipeline_parallel > 1:
+        return "drafts in model runner V2 are not made for pipeline parallelism"
+    return ""
 
 
 def installed() -> str:
@@ -58,10 +89,36 @@ def release_of(version: str) -> Release | None:
     return RELEASES.get(found[1]) if found else None
 
 
+def newer(version: str) -> bool:
+    """Whether a release is unknown because it came after those of `RELEASES`. Then what vLLM promises to its users is
+    taken to hold, and nothing else."""
+    found = re.match(r"(\d+)\.(\d+)\.", version)
+    last = max(tuple(map(int, name.split("."))) for name in RELEASES)
+    return found is not None and (int(found[1]), int(found[2])) > last
+
+
 def unknown(version: str) -> str:
     """A sentence for somebody who has installed another release."""
     known = [*RELEASES]
     return (
         f"vLLM {version} is unknown to rhymed, which works with {', '.join(known[:-1])} and {known[-1]}:"
         f" install one of these (pip install 'vllm=={known[-1]}.*')"
+    )
+
+
+def newer_lacks(config: Config, version: str) -> str:
+    """A sentence on this run's engines of a release that is `newer`; empty: they lack nothing."""
+    changes = []
+    if config.rollout.sampler == "keyed":
+        changes.append("sample with keys by a logits processor, exactly and slower")
+    if config.drafts.method != "none":
+        changes.append("draft nothing")
+    if config.rollout.sampler == "keyed" and config.rollout.cuts:
+        changes.append(f"do not send which tokens {config.rollout.cuts} keeps, so the trainer's ratios are too small")
+    if not changes:
+        return ""
+    what, last = ", and ".join(changes), [*RELEASES][-1]
+    return (
+        f"vLLM {version} is newer than the releases that rhymed knows: its engines {what}; what they lack they have"
+        f" with vLLM {last} (pip install 'vllm=={last}.*')"
     )

@@ -9,18 +9,22 @@ from __future__ import annotations
 import difflib
 import json
 import string
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from rhymed.config import Dataset
-from rhymed.errors import ConfigError, DataError
-from rhymed.inputs.rows import Row
-from rhymed.text import short
+from rhymed.core.config import Dataset
+from rhymed.core.errors import ConfigError, DataError
+from rhymed.core.text import counted, short
+from rhymed.inputs.rows import Row, without_nulls
 
 PROMPTS = ("question", "problem", "instruction", "input", "query")
 """Columns that are used if there is no `prompt`: the first of them that holds text."""
 
+MESSAGES = "messages"
+"""Column with a whole conversation, as most tables of chats have it: the prompt is the part before the answer."""
+
 ANSWERS = ("completion", "chosen", "rejected")
-"""Columns of supervised and preference data, which GRPO does not use."""
+"""Columns of supervised and preference data, which training on generated answers does not use."""
 
 
 class Columns:
@@ -40,6 +44,8 @@ class Columns:
             raise DataError(
                 f"{where}: no column {column!r}{_near(column, row)} (data.template = {self._data.template!r})"
             )
+        if isinstance(row["prompt"], list):
+            row = {**row, "prompt": [_message(message) for message in row["prompt"]]}
         _check_prompt(where, row["prompt"])
         return row
 
@@ -58,9 +64,41 @@ class Columns:
         for column in PROMPTS:
             if isinstance(row.get(column), str):
                 return {"prompt": row[column], **row}
+        if (chat := _before_answer(row.get(MESSAGES))) and not self._named - {"prompt"}:
+            return {"prompt": chat, **row}
         if "prompt" not in self._named and self._named <= row.keys():
-            return {"prompt": self._data.template.format_map(row), **row}
+            return {"prompt": self._data.template.format_map(filled(row)), **row}
         raise DataError(f"{where}: no column 'prompt'{_advice(row)}")
+
+
+def filled(row: Row) -> Row:
+    """The row for `data.template`: null values become empty."""
+    return {name: "" if value is None else value for name, value in row.items()}
+
+
+def _message(message: Any) -> Any:
+    """The message as templates read it: without null keys, its text in one piece."""
+    if not isinstance(message, dict):
+        return message
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        content = ""
+    elif isinstance(content, list) and content and all(map(_is_text, content)):
+        content = "".join(part["text"] for part in content)
+    given = {} if content is None else {"content": content}
+    return without_nulls({**message, **given})
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _before_answer(chat: Any) -> list[Any]:
+    """The messages that come before the last one, if that is the assistant's answer; all of them otherwise."""
+    if not _is_chat(chat):
+        return []
+    answered = chat[-1]["role"] == "assistant" and not chat[-1].get("tool_calls")
+    return list(chat[:-1] if answered else chat)
 
 
 def template_columns(template: str) -> set[str]:
@@ -75,15 +113,25 @@ def template_columns(template: str) -> set[str]:
     return names
 
 
-def unused_columns(row: Row) -> str:
-    """A warning about columns of another kind of training; empty if there are none."""
-    unused = [column for column in ANSWERS if column in row]
-    if not unused:
-        return ""
-    return (
-        f"column{'s' * (len(unused) > 1)} {', '.join(unused)}: training uses generated answers, not these;"
-        f" one can be the reference of a scorer: reward.args.column = {unused[0]!r}"
-    )
+def ignored(data: Dataset, rows: Sequence[Row], used: Collection[str]) -> Iterator[str]:
+    """What training will not read of these rows, one sentence each. `used`: columns that are read as answers."""
+    columns = [column for column in ANSWERS if column not in used and any(column in row for row in rows)]
+    if columns:
+        yield (
+            f"column{'s' * (len(columns) > 1)} {', '.join(columns)}: training uses generated answers, not these; one"
+            f" can be the reference of a scorer (reward.args.column = {columns[0]!r}), or, with"
+            " rollout.engine = 'dataset', the answer that is trained on"
+        )
+    if data.system and (own := sum(has_system(row.get("prompt")) for row in rows)):
+        yield (
+            f"{own} of {counted(len(rows), 'row')} {'begins' if own == 1 else 'begin'} with a system message, which"
+            " is kept: data.system is left out there"
+        )
+
+
+def has_system(prompt: Any) -> bool:
+    """Whether the row's chat begins with a system message, so that `data.system` is not put before it."""
+    return _is_chat(prompt) and bool(prompt[0]["role"] == "system")
 
 
 def _near(column: str, row: Row) -> str:

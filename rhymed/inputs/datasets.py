@@ -1,6 +1,7 @@
 """Loads and checks the rows of `data`, or of a dataset in `eval.datasets`.
 
-The rows are distinct, enough, and valid (`rhymed.inputs.columns`); errors name a row's place (`train.jsonl, line 7`).
+The rows are distinct (copies get numbers), enough, and valid (`rhymed.inputs.columns`); errors name a row's place
+(`train.jsonl, line 7`).
 Deterministic, so that all processes see the same rows. Blocking and slow (imports, files, network): call it in a
 thread. Needs a tokenizer only for `data.overlong = "drop"`.
 """
@@ -8,28 +9,32 @@ thread. Needs a tokenizer only for `data.overlong = "drop"`.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rhymed.config import Config, Data, Dataset, HeldOut, Rollout
-from rhymed.errors import DataError
-from rhymed.inputs.columns import Columns, unused_columns
-from rhymed.inputs.rows import Row, prompt_id
+from rhymed.core.config import Config, Data, Dataset, HeldOut, Rollout
+from rhymed.core.errors import DataError
+from rhymed.inputs.columns import Columns, ignored
+from rhymed.inputs.rows import Row, as_json, prompt_id
 
 log = logging.getLogger(__name__)
 
 Placed = tuple[str, Row]
 """(where, row)."""
 
+VISIT = "rhymed_visit"
+"""Column of the second, third … copy of a row: its number, from 1; columns of users cannot have this name."""
+
 Lengths = Callable[[Sequence[Placed]], list[int]]
 """Prompt tokens of each row. Whoever knows what tools add to a prompt brings it; else they are as rendered here."""
 
 
 def load_rows(config: Config, data: Dataset | None = None) -> list[Row]:
-    """All rows in order, without exact copies; of `data`, by default `config.data`. Raises `DataError` that names
-    file and line, or `ConfigError`."""
+    """All rows in order; of `data`, by default `config.data`. Raises `DataError` that names file and line, or
+    `ConfigError`."""
     return [row for _, row in placed_rows(config, data)]
 
 
@@ -46,13 +51,22 @@ def placed_rows(config: Config, data: Dataset | None = None, lengths: Lengths | 
 
 def _rows(config: Config, data: Dataset, lengths: Lengths | None) -> list[Placed]:
     """Of one dataset, at least one."""
-    rows = _without_copies(place(data), Columns(data), read_rows(config, data))
+    rows = _visits(place(data), Columns(data), read_rows(config, data))
     if data.overlong == "drop":
         rows = _without_overlong(config, data, rows, lengths)
     if not rows:
         which = _short(config.rollout, data)
         raise DataError(f"{place(data)}: " + (f"no prompts{which}" if which else "the dataset is empty"))
+    for sentence in ignored(data, [row for _, row in rows], _answers(config)):
+        log.warning("%s: %s", place(data), sentence)
     return rows
+
+
+def _answers(config: Config) -> set[str]:
+    """Columns that are read as answers: references of scorers, what SFT learns, and what a teacher is shown."""
+    references = {str(scorer.args.get("column", "")) for scorer in config.reward.all}
+    learned = {config.data.answer_column or "completion"} if config.rollout.engine == "dataset" else set[str]()
+    return references | learned | {config.trainer.teacher.demonstration}
 
 
 def _check_shared(rows: list[Placed]) -> None:
@@ -60,7 +74,7 @@ def _check_shared(rows: list[Placed]) -> None:
     places: dict[str, str] = {}
     for where, row in rows:
         identity = prompt_id(row)
-        if identity in places:  # within a dataset, copies are left out
+        if identity in places:  # within a dataset, copies have numbers
             raise DataError(f"{where}: another of data.datasets has the same row ({places[identity]}): leave one out")
         places[identity] = where
 
@@ -69,11 +83,8 @@ def read_rows(config: Config, data: Dataset | None = None) -> Iterator[Placed]:
     """(where, row) one by one, each checked and with its prompt, including copies. Of one dataset."""
     data = data or config.data
     columns = Columns(data)
-    for number, (where, value) in enumerate(islice(_open(data, config.run.seed), data.limit or None)):
-        row = columns.row(where, value)
-        if number == 0 and (note := unused_columns(row)):
-            log.warning("%s: %s", where, note)
-        yield where, row
+    for where, value in islice(_open(data, config.run.seed), data.limit or None):
+        yield where, columns.row(where, value)
 
 
 def place(data: Dataset) -> str:
@@ -84,7 +95,7 @@ def place(data: Dataset) -> str:
         return f"reasoning_gym {data.task}"
     if data.source == "hub":
         return " ".join(filter(None, (data.path, data.subset, data.split)))
-    return str(Path(data.path).expanduser())
+    return data.path if "://" in data.path else str(Path(data.path).expanduser())
 
 
 def _open(data: Dataset, seed: int) -> Iterator[tuple[str, Any]]:
@@ -95,33 +106,47 @@ def _open(data: Dataset, seed: int) -> Iterator[tuple[str, Any]]:
     if data.source == "hub":
         from rhymed.inputs.hub import read_hub
 
-        return read_hub(data, place(data))
+        return ((where, as_json(value)) for where, value in read_hub(data, place(data)))
     from rhymed.inputs.files import read_jsonl, read_parquet
 
+    if "://" in data.path:
+        raise DataError(f"data.path = {data.path!r}: nothing is read from an address: download the file, and name it")
     path = Path(data.path).expanduser()
-    return read_jsonl(path) if data.source == "jsonl" else read_parquet(path)
+    if data.source == "jsonl":
+        return read_jsonl(path)
+    return ((where, as_json(value)) for where, value in read_parquet(path))
 
 
-def _without_copies(name: str, columns: Columns, read: Iterator[Placed]) -> list[Placed]:
-    """Also warns about rows with the same prompt that differ in other columns; they are used."""
+def _visits(name: str, columns: Columns, read: Iterator[Placed]) -> list[Placed]:
+    """A row that occurs n times is n prompts: all but the first have their number in the column `VISIT`. Also warns
+    about rows with the same prompt that differ in other columns."""
     rows: dict[str, Placed] = {}
+    visits: Counter[str] = Counter()
     places: dict[int, str] = {}  # of the first row, by a hash of its prompt
     copies, same_prompt = Repeats(), Repeats()
     for where, row in read:
+        if VISIT in row:
+            raise DataError(
+                f"{where}: column {VISIT!r} is reserved for the numbers of copies: give yours another name"
+            )
         identity = prompt_id(row)
         if identity in rows:
             copies.add(where, rows[identity][0])
+            visits[identity] += 1
+            visit = {**row, VISIT: visits[identity]}
+            rows[prompt_id(visit)] = where, visit
             continue
         rows[identity] = where, row
         question = hash(columns.question(row))
         if question in places:
             same_prompt.add(where, places[question])
         places.setdefault(question, where)
-    total = len(rows) + copies.count
+    total = len(rows)
     if copies.count:
         log.warning(
-            "%s: %d of %d rows are exact copies of others and are skipped: %s", name, copies.count, total, copies
-        )
+            "%s: %d of %d rows are exact copies of others; each counts as a prompt: %s",
+            name, copies.count, total, copies,
+        )  # fmt: skip
     if same_prompt.count:
         log.warning(
             "%s: %d of %d rows have the same prompt as others but differ in other columns, and are used: %s",
@@ -165,7 +190,7 @@ def _check_count(rollout: Rollout, data: Dataset, rows: int) -> None:
     which, needed = _short(rollout, data), rollout.prompts_per_step
     if rows < needed and isinstance(data, Data):
         raise DataError(
-            f"{place(data)}: {rows} distinct rows{which}, but a step needs rollout.prompts_per_step = {needed};"
+            f"{place(data)}: {rows} rows{which}, but a step needs rollout.prompts_per_step = {needed};"
             " add rows or lower it"
         )
 

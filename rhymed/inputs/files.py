@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rhymed.errors import ConfigError, DataError
+from rhymed.core.errors import ConfigError, DataError
 
 Read = Iterator[tuple[str, Any]]
 """(where, row), unchecked."""

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from rhymed.config import Dataset
-from rhymed.errors import ConfigError
+from rhymed.core.config import Dataset
+from rhymed.core.errors import ConfigError
 from rhymed.inputs.rows import Row
 
 SEED_STRIDE = 1_000_003

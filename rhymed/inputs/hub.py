@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rhymed.config import Dataset
-from rhymed.errors import ConfigError, DataError, RhymedError
+from rhymed.core.config import Dataset
+from rhymed.core.errors import ConfigError, DataError, RhymedError
 from rhymed.inputs.files import Read, similar
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def is_identifier(text: str) -> bool:
     return IDENTIFIER.fullmatch(text) is not None
 
 
-# Datasets
+# Datasets of the hub.
 
 
 def read_hub(data: Dataset, place: str) -> Read:
@@ -73,6 +73,8 @@ def _local(datasets: Any, data: Dataset) -> Any:
         raise DataError(
             f"{folder}: this kind of file cannot be read: name a *.jsonl, *.parquet, a folder or a hub id"
         )
+    if "://" in data.path:
+        raise DataError(f"data.path = {data.path!r}: nothing is read from an address: download the file, and name it")
     if not is_identifier(data.path):
         raise DataError(f"data.path = {data.path!r}: no such folder{similar(folder)}")
     return None
@@ -144,7 +146,7 @@ def _one_line_errors(path: str) -> Iterator[None]:
         raise DataError(f"data.path = {path!r} cannot be read: {type(reason).__name__}: {text}") from None
 
 
-# Models
+# Models of the hub.
 
 
 def fetch_model(name: str, revision: str, *, newest: bool = False, files: Sequence[str] = FILES) -> Path:
@@ -181,7 +183,7 @@ def fetch_model(name: str, revision: str, *, newest: bool = False, files: Sequen
         raise ConfigError(f"model.path = {name!r} cannot be fetched: {type(error).__name__}: {error}") from error
 
 
-# The hub itself
+# The hub: whether a repository is there and may be read.
 
 
 def check_repository(kind: Kind, name: str, revision: str, error: type[RhymedError]) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from rhymed.config import Config, Dataset
-from rhymed.errors import DataError
+from rhymed.core.config import Config, Dataset
+from rhymed.core.errors import DataError
 from rhymed.inputs.datasets import Lengths, Placed, place, placed_rows
 from rhymed.inputs.render import load_renderer
 

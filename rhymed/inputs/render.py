@@ -6,18 +6,20 @@ known, `train.jsonl, line 7` when the dataset is loaded. Knows nothing of engine
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from rhymed.config import Config, Dataset, Model
-from rhymed.errors import ConfigError, DataError
+from rhymed.core.config import Config, Dataset, Model
+from rhymed.core.config.inputs import RESERVED
+from rhymed.core.errors import ConfigError, DataError
+from rhymed.inputs.chats import Chat, ChatTemplate, without_marks
+from rhymed.inputs.columns import filled
 from rhymed.inputs.rows import Row
-from rhymed.inputs.tokenizer import read_tokenizer
+from rhymed.inputs.tokenizer import read_tokenizer, render
 
-Chat = list[dict[str, str]]
 Render = Callable[[str, Row], list[int]]
 """(name of the row for errors, row) -> token ids. Raises `DataError`."""
 
@@ -51,7 +53,7 @@ def _is_chat(prompt: Any) -> TypeGuard[Chat]:
 
 def _fill(data: Dataset, where: str, row: Row, content: str) -> str:
     try:
-        return data.template.format_map({**row, "prompt": content})
+        return data.template.format_map({**filled(row), "prompt": content})
     except KeyError as error:
         raise DataError(
             f"{where}: data.template names the column {error}, the row has {', '.join(sorted(row))}"
@@ -61,19 +63,23 @@ def _fill(data: Dataset, where: str, row: Row, content: str) -> str:
 
 
 class Renderer:
-    """Thread-safe. Without a tokenizer, as for the trace engine, a prompt's bytes are its tokens."""
+    """Thread-safe. Without a tokenizer, as for the trace engine, a prompt's bytes are its tokens. `options`:
+    arguments of the chat template, `model.chat_template_kwargs`."""
 
-    def __init__(self, data: Dataset, max_prompt_length: int, tokenizer: Any = None) -> None:
-        self._data, self._limit, self._tokenizer = data, max_prompt_length, tokenizer
-        self._lock = threading.Lock()  # fast tokenizers are not thread-safe
+    def __init__(
+        self, data: Dataset, max_prompt_length: int, tokenizer: Any = None, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._data, self._limit = data, max_prompt_length
+        self.template = None if tokenizer is None else ChatTemplate(tokenizer, options)
+        self._front = front_of(tokenizer) if tokenizer is not None and not tokenizer.chat_template else []
 
     @property
     def has_template(self) -> bool:
         """Whether a chat template is used; otherwise messages are joined by blank lines."""
-        return bool(self._tokenizer and self._tokenizer.chat_template)
+        return bool(self.template and self.template.tokenizer.chat_template)
 
     def __call__(self, where: str, row: Row) -> list[int]:
-        tokens = self._tokens([self.text(where, row)])[0]
+        tokens = self._tokens([self._text(where, row)])[0]
         if len(tokens) > self._limit:
             raise DataError(
                 f"{where} has {len(tokens)} tokens, rollout.max_prompt_length is {self._limit}: raise it, or leave"
@@ -84,35 +90,42 @@ class Renderer:
         return tokens
 
     def text(self, where: str, row: Row) -> str:
-        """The model's input as text, with special tokens."""
-        chat = messages(self._data, where, row)
-        if not self.has_template:
-            return "\n\n".join(message["content"] for message in chat)
-        continued = chat[-1]["role"] == "assistant"  # as in TRL: the model continues this answer
-        try:
-            with self._lock:
-                return _apply(
-                    self._tokenizer, chat, add_generation_prompt=not continued, continue_final_message=continued
-                )
-        except Exception as error:  # a template may raise anything
-            raise DataError(
-                f"{where}: the chat template refuses it ({type(error).__name__}: {error}){self._advice(row, chat)}"
-            ) from None
+        """The model's input as text, with special tokens of the chat template."""
+        return without_marks(self._text(where, row))
+
+    def shown(self, where: str, row: Row) -> str:
+        """The prompt as the model reads it: the tokens as text, with all special tokens."""
+        text = self._text(where, row)
+        return without_marks(text) if self.template is None else self.template.decode(self._tokens([text])[0])
 
     def lengths(self, rows: Sequence[tuple[str, Row]]) -> list[int]:
         """Prompt tokens of many (where, row), without the limit."""
         lengths: list[int] = []
         for start in range(0, len(rows), 1024):
             batch = rows[start : start + 1024]
-            lengths += map(len, self._tokens([self.text(where, row) for where, row in batch]))
+            lengths += map(len, self._tokens([self._text(where, row) for where, row in batch]))
         return lengths
 
+    def _text(self, where: str, row: Row) -> str:
+        chat = messages(self._data, where, row)
+        if self.template is None or not self.has_template:
+            return "\n\n".join(message["content"] for message in chat)
+        options, tools = options_of(where, row), tools_of(where, row)
+        continued = chat[-1]["role"] == "assistant"  # as in TRL: the model continues this answer
+        try:
+            return self.template.text(chat, tools, options, continued=continued)
+        except Exception as error:  # a template may raise anything
+            raise DataError(
+                f"{where}: the chat template refuses it ({type(error).__name__}: {error}){self._advice(row, chat)}"
+            ) from None
+
     def _tokens(self, texts: list[str]) -> list[list[int]]:
-        if self._tokenizer is None:
+        if self.template is None:
             return [list(text.encode()) for text in texts]
-        with self._lock:
-            encoded = self._tokenizer(texts, add_special_tokens=not self.has_template, verbose=False)
-        return [list(tokens) for tokens in encoded.input_ids]
+        front = self._front
+        return [
+            tokens if tokens[: len(front)] == front else [*front, *tokens] for tokens in self.template.batch(texts)
+        ]
 
     def _advice(self, row: Row, chat: Chat) -> str:
         if chat[0]["role"] != "system":
@@ -121,6 +134,50 @@ class Renderer:
         if not isinstance(row["prompt"], list) or len(chat) > len(row["prompt"]):
             return ": if it knows no system message, write data.system's words into data.template instead"
         return ": if it knows no system message, move the row's into its user message, or give model.chat_template"
+
+
+def front_of(tokenizer: Any) -> list[int]:
+    """Special tokens with which a text begins that has no chat template: what the tokenizer adds before it. What it
+    adds after a text (</s>, [SEP]) would end a prompt that the model is to continue."""
+    bare = list(tokenizer("a", add_special_tokens=False, verbose=False).input_ids)
+    whole = list(tokenizer("a", verbose=False).input_ids)
+    start = next((start for start in range(len(whole)) if whole[start : start + len(bare)] == bare), 0)
+    return whole[:start]
+
+
+def options_of(where: str, row: Row) -> dict[str, Any]:
+    """The row's own `chat_template_kwargs`: an object, or its JSON. Raises `DataError`."""
+    given = _decoded(row.get("chat_template_kwargs"))
+    if given is None or given == "":
+        return {}
+    if not isinstance(given, dict):
+        raise DataError(f"{where}: column `chat_template_kwargs` must be an object, not {given!r:.80}")
+    if taken := sorted(RESERVED & given.keys()):
+        raise DataError(f"{where}: column `chat_template_kwargs`: {', '.join(taken)} cannot be set: rhymed passes it")
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def tools_of(where: str, row: Row) -> list[dict[str, Any]]:
+    """Schemas of the row's own column `tools`: a list of OpenAI's objects, or its JSON, as in TRL's datasets. A
+    column with other content is not read. Raises `DataError`."""
+    given = _decoded(row.get("tools"))
+    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
+        return []
+    tools = [tool if "function" in tool else {"type": "function", "function": tool} for tool in given]
+    for tool in tools:
+        if not isinstance(tool["function"], dict) or not isinstance(tool["function"].get("name"), str):
+            raise DataError(f"{where}: column `tools` has a schema without a name: {tool!r:.120}")
+    return tools
+
+
+def _decoded(value: Any) -> Any:
+    """Arrow has no type for objects of different shapes, so datasets have them as JSON."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def load_tokenizer(model: Model, folder: Path) -> Any:
@@ -154,17 +211,16 @@ def _check_template(tokenizer: Any, name: str) -> None:
     from jinja2 import TemplateSyntaxError
 
     try:
-        text = _apply(tokenizer, [{"role": "user", "content": PROBE}], add_generation_prompt=True)
+        chat = [{"role": "user", "content": PROBE}]
+        text = render(tokenizer, chat, add_generation_prompt=True)
     except TemplateSyntaxError as error:
         raise ConfigError(f"{name}, line {error.lineno}: not a Jinja template: {error.message}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
     except Exception:  # it refuses this chat, but perhaps none of the rows
         return
     if PROBE not in text:
         raise ConfigError(f"{name} leaves out the user's message: it must write message['content'] of `messages`")
-
-
-def _apply(tokenizer: Any, chat: Chat, **options: bool) -> str:
-    return str(tokenizer.apply_chat_template(chat, tokenize=False, **options))
 
 
 def load_renderer(config: Config) -> Renderer:
@@ -174,4 +230,4 @@ def load_renderer(config: Config) -> Renderer:
     from rhymed.inputs.models import resolve_model
 
     tokenizer = load_tokenizer(config.model, resolve_model(config))
-    return Renderer(config.data, config.rollout.max_prompt_length, tokenizer)
+    return Renderer(config.data, config.rollout.max_prompt_length, tokenizer, config.model.chat_template_kwargs)

@@ -4,10 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from decimal import Decimal
 from typing import Any
 
 Row = dict[str, Any]
 """Columns of one dataset row. `prompt` is a string or a list of {role, content}; others are for scorers."""
+
+
+def as_json(value: Any) -> Any:
+    """Values that tables have and JSON does not, as JSON: dates as text, decimals as text, NaN as null; also
+    inside."""
+    if isinstance(value, dict):
+        return {key: as_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(inner) for inner in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, Decimal):
+        return str(value)
+    for method in ("isoformat", "tolist"):  # of dates, and of numpy's scalars and arrays
+        if hasattr(value, method):
+            return as_json(getattr(value, method)())
+    return value
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without inner keys that are null: a table gives every object the keys of all others."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def prompt_id(row: Row) -> str:
@@ -27,7 +53,7 @@ def prompt_text(row: str | None) -> str:
 
 
 def _message(message: Any) -> str:
-    """Of any shape: a row of another release is shown, too."""
+    """Of any shape: imported rows are shown, too."""
     if not isinstance(message, dict):
         return str(message)
     role, content = message.get("role"), message.get("content")

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rhymed.errors import ConfigError
+from rhymed.core.errors import ConfigError
+
+RENDER_S = 5.0  # of processor time, for one chat; milliseconds are usual
+LOOK_S = 0.5
 
 TRIED = "5.19."
 """The releases of transformers whose `AutoTokenizer` chooses as `CLASSES` does. With others, it chooses itself."""
@@ -66,6 +75,78 @@ def read_tokenizer(folder: Path) -> Any:
     """
     module, name = class_of(folder) or ("models.auto.tokenization_auto", "AutoTokenizer")
     return getattr(import_module(f"transformers.{module}"), name).from_pretrained(folder, local_files_only=True)
+
+
+class _Late(BaseException):
+    """Raised in the thread that renders. Of no kind that a template or its library catches."""
+
+
+class _Watch:
+    """Ends what takes too long, by an exception in its thread: a template is Python code without a limit of its own.
+
+    The thread that watches lives while something is rendered, and a moment longer.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until: dict[int, float] = {}  # thread -> its processor time at which it is late
+        self._watched = False
+
+    def begin(self) -> None:
+        with self._lock:
+            self._until[threading.get_ident()] = time.thread_time() + RENDER_S
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch, name="templates", daemon=True).start()
+
+    def end(self) -> None:
+        """Raises `_Late` if that is on its way."""
+        with self._lock:
+            late = self._until.pop(threading.get_ident(), None) is None
+        while late and not isinstance(sys.exception(), _Late):
+            time.sleep(0)
+
+    def _watch(self) -> None:
+        idle = False
+        while True:
+            time.sleep(LOOK_S)
+            with self._lock:
+                if idle and not self._until:
+                    self._watched = False
+                    return
+                idle = not self._until
+                for thread, until in list(self._until.items()):
+                    if time.clock_gettime(time.pthread_getcpuclockid(thread)) > until:
+                        del self._until[thread]
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Late))
+
+
+_watch = _Watch()
+
+
+def _forked() -> None:
+    """The thread is in the parent only."""
+    global _watch
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def render(tokenizer: Any, chat: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """The chat as the tokenizer's template writes it. A template is a program of the model's author: it stays in its
+    sandbox, and is stopped after `RENDER_S`. Raises `ConfigError` for that, and whatever the template raises."""
+    try:
+        _watch.begin()
+        try:
+            return str(tokenizer.apply_chat_template(chat, tokenize=False, **options))
+        finally:
+            _watch.end()
+    except _Late:
+        raise ConfigError(
+            f"the chat template does not end: it was stopped after {RENDER_S:g} s for a chat of {len(chat)} messages;"
+            " set model.chat_template to another one"
+        ) from None
 
 
 def class_of(folder: Path) -> tuple[str, str] | None:

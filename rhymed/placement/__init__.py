@@ -1,1 +1,1 @@
-"""Where the processes of a run are placed: the plan that every engine starts from, and the engines."""
+"""Where the processes of a run are placed: the plan, what starts them (this machine, Ray, Slurm), and their GPUs."""

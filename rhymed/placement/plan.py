@@ -1,23 +1,24 @@
 """What a run consists of, wherever its processes are placed: configuration -> seats. Pure.
 
-The list that `rhymed run` starts on one machine (`commands`), the actors of Ray, and the files for compose, Slurm and
-Kubernetes come from these seats, so there is one answer to what a run needs. A seat stands for equal processes. Hosts
+The list that `rhymed run` starts on one machine (`commands`), the actors of Ray and the batch scripts of Slurm come
+from these seats, so there is one answer to what a run needs. A seat stands for equal processes. Hosts
 are not known here: `addresses` takes their names, which may be placeholders that a shell or an engine fills in.
+
+`Demand` says how many elastic workers the waiting samples occupy.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from rhymed.config import Config, Environment, Reward
-from rhymed.errors import ConfigError
-from rhymed.gpus.placement import generates_on_gpus, trains_on_gpus
-from rhymed.run.layout import store_name
-from rhymed.wire.keys import PUBLIC, KeyRole, secret_name
+from rhymed.core.config import Config, Environment, Reward
+from rhymed.core.wire.keys import PUBLIC, KeyRole, secret_name
+from rhymed.placement.gpus import generates_on_gpus, trains_on_gpus
 
 Name: TypeAlias = Literal["store", "broker", "trainer", "rollout", "environment", "reward"]
 Kind: TypeAlias = Literal["pinned", "gang", "elastic"]
@@ -31,7 +32,7 @@ STORE_PORT, BROKER_PORT, WEIGHTS_PORT, RANKS_PORT = 5551, 5550, 5552, 5553
 class Seat:
     """Equal processes of a run. Requirements are those of one process.
 
-    `kind`: pinned, `count` processes that stay beside their disk, on one machine; gang, one process on each of
+    `kind`: pinned, `count` processes that stay next to their disk, on one machine; gang, one process on each of
     `count` machines, which all end with any of them and may start again on others; elastic, any number, each of which
     may end, move, or join at any time.
     `files`: what it needs of the run's folder. disk: the folder, on a disk of its own machine; shared: the same
@@ -47,7 +48,7 @@ class Seat:
     cpus: float = 1.0
     memory_gib: float = 0.0  # 0: not stated
     ports: Mapping[str, int] = field(default_factory=dict)  # key of [net] -> TCP port that it serves
-    beside: Name | None = None  # it shares the GPUs of that seat, so it needs the same machine and none of its own
+    shares_with: Name | None = None  # it uses the GPUs of that seat, so it needs the same machine
 
     @property
     def role(self) -> KeyRole:
@@ -60,9 +61,7 @@ class Seat:
         return (PUBLIC, secret_name(self.role))
 
     def process(self, number: int = 0) -> str:
-        """A process's name, unique in the run: `store`, `store-1`, `trainer`, `trainer-node-1`, `rollout-0`."""
-        if self.name == "store":
-            return store_name(number)
+        """A process's name, unique in the run: `store`, `trainer`, `trainer-node-1`, `rollout-0`."""
         if self.kind == "elastic":
             return f"{self.name}-{number}"
         return f"{self.name}-node-{number}" if number else self.name
@@ -76,8 +75,6 @@ class Seat:
         """One process's. `number`: its own, below `count`, for a name that stays; None: named by its host and process
         id, for engines that start as many copies as wanted. `options`: further ones, e.g. `--stay` of the broker."""
         argv = [*program, *self.arguments, *options.split()]
-        if self.name == "store" and self.count > 1:
-            argv += ["--shard", str(number or 0)]
         if number and self.kind == "gang":
             argv += ["--node", str(number)]
         if self.arguments[0] == "worker" and number is not None:
@@ -101,11 +98,11 @@ class Hosts:
 def seats(config: Config, *, gpus: bool = True) -> tuple[Seat, ...]:
     """In the order in which they start. `gpus`: whether the machines have any."""
     asked, memory = config.placement.cpus, config.placement.memory
-    trainer, rollout, shards = config.trainer, config.rollout, config.store.shards
+    trainer, rollout = config.trainer, config.rollout
     ports = {"weights": WEIGHTS_PORT} | ({"ranks": RANKS_PORT} if trainer.nodes > 1 else {})
     shares = gpus and config.schedule.colocate and generates_on_gpus(config)
     return (
-        Seat("store", "pinned", "disk", ("store",), shards, 0, asked.store, memory.store, {"store": STORE_PORT}),
+        Seat("store", "pinned", "disk", ("store",), 1, 0, asked.store, memory.store, {"store": STORE_PORT}),
         Seat("broker", "pinned", "disk", ("broker",), 1, 0, asked.broker, memory.broker, {"broker": BROKER_PORT}),
         Seat(
             "trainer",
@@ -127,13 +124,13 @@ def seats(config: Config, *, gpus: bool = True) -> tuple[Seat, ...]:
             gpus=rollout.engine_gpus if gpus and generates_on_gpus(config) else 0,
             cpus=asked.rollout,
             memory_gib=memory.rollout,
-            beside="trainer" if shares else None,
+            shares_with="trainer" if shares else None,
         ),
-        *_caged(config),
+        *_isolated(config),
     )
 
 
-def _caged(config: Config) -> Iterator[Seat]:
+def _isolated(config: Config) -> Iterator[Seat]:
     """Workers that run the user's code, and a model's, in subprocesses."""
     asked, memory = config.placement.cpus, config.placement.memory
     acts, reward = config.environment, config.reward
@@ -146,15 +143,6 @@ def _caged(config: Config) -> Iterator[Seat]:
             arguments = ("worker", "--role", name)
             cpus = cpus or section.processes
             yield Seat(name, "elastic", "logs", arguments, section.workers, 0, cpus, memory_gib)
-
-
-def check_one_store(config: Config, what: str) -> None:
-    """For placements in which each process has a host of its own. Raises `ConfigError`."""
-    if config.store.shards > 1:
-        raise ConfigError(
-            f"store.shards = {config.store.shards}: {what} have one store; set store.shards = 1, or start the run"
-            " with `rhymed run` on one machine, which workers of others may join"
-        )
 
 
 def addresses(config: Config, hosts: Hosts, first_port: int = BROKER_PORT) -> dict[str, str]:
@@ -215,3 +203,27 @@ def uploader(
 def command_of(seat: Seat, number: int, config_file: Path, environment: Mapping[str, str] | None = None) -> Command:
     program = (sys.executable, "-m", "rhymed")
     return Command(seat.process(number), seat.command(config_file, number, program), environment or {})
+
+
+# How many rollout workers the waiting samples occupy. Pure: counts and times in, a count out.
+
+
+class Demand:
+    """More workers are wanted at once; fewer only after they were enough for `placement.idle_s`, because every step
+    ends with few samples, and the next one begins with many."""
+
+    def __init__(self, config: Config, now: float) -> None:
+        placement = config.placement
+        self._least, self._most, self._idle_s = placement.min, placement.max, placement.idle_s
+        self._each = config.rollout.max_concurrency
+        self._seen = deque([(now, config.rollout.workers)])  # times and needs, largest first
+
+    def wanted(self, samples: int, now: float) -> int:
+        """`samples`: waiting or being generated."""
+        need = min(self._most, max(self._least, -(-samples // self._each)))
+        while self._seen and (self._seen[-1][1] <= need):
+            self._seen.pop()
+        self._seen.append((now, need))
+        while self._seen[0][0] < now - self._idle_s:
+            self._seen.popleft()
+        return self._seen[0][1]

@@ -1,11 +1,11 @@
-"""Writes the table of algorithms in docs/algorithms.md from `rhymed.algorithms`: `make docs`."""
+"""Writes the table of algorithms in docs/algorithms.md from `rhymed.core.algorithms`: `make docs`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from rhymed.algorithms import ALGORITHMS, Recipe, uses
+from rhymed.core.algorithms import ALGORITHMS, Recipe, uses
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 START, END = "<!-- table: make docs -->\n", "<!-- end of the table -->\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from rhymed import cli
+from rhymed.start import cli
 
 HEAD = """# Commands
 

@@ -1,4 +1,4 @@
-"""Writes docs/config.md from the fields of rhymed.config: `make docs`."""
+"""Writes docs/config.md from the fields of rhymed.core.config: `make docs`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rhymed.config import Config, HeldOut, Scorer, Section, Share
+from rhymed.core.config import Config, HeldOut, Scorer, Section, Share
 
 HEAD = """# Settings
 
-Every key of the TOML file, generated from `rhymed/config/` (`make docs`). Each key can also be set with
+Every key of the TOML file, generated from `rhymed/core/config/` (`make docs`). Each key can also be set with
 `-o section.key=value` or `RHYMED_SECTION__KEY=value`; the later of file, environment and `-o` wins. Unknown keys are
 refused. Relative paths are resolved against the current working directory.
 """

@@ -11,6 +11,7 @@ BOOST = {
     "own.md": 2.0,
     "troubleshooting.md": 2.0,
     "experiments.md": 0.5,
+    "notebook.md": 0.2,
     "protocol.md": 0.3,
     "ledger.md": 0.3,
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scripts.supply.pins import FOLDER, Pin, join, page, parse, read
 
-WHOLE = ("build", "cpu", "docs", "package", "ray")
+WHOLE = ("build", "cpu", "cuda-imports", "docs", "package", "ray")
 RESOLVED = ("cuda", "audit")
 PYTHON = ("--python-version", "3.11.9", "--python-platform", "x86_64-manylinux_2_28")  # what `cuda` is found for
 HEAD = "Written by `make requirements` from {name}.in: do not edit."

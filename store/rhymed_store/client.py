@@ -1,7 +1,8 @@
 """The store's interface for other processes: typed calls, numpy arrays in and out.
 
 Every call has a deadline and raises the store's own error by its name, or `DeadlineExceeded`. Returned arrays are
-read-only views into the received frames; copy them to change them. Knows nothing of the store's format.
+read-only views into the received frames; copy them to change them. `StoreClient` has the calls. Knows nothing of the
+store's format.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ import asyncio
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rhymed import errors, messages
+from rhymed.core import errors, messages
+from rhymed.core.errors import MalformedMessage
+from rhymed.core.messages import SampleInfo, Samples
+from rhymed.core.run.layout import RunLayout
+from rhymed.core.wire import sockets
+from rhymed.core.wire.keys import OPEN, Keyring
 from rhymed.inputs.rows import Row, prompt_id
-from rhymed.wire import sockets
-from rhymed.wire.keys import OPEN, Keyring
-from rhymed_store import arrays
 
 Tokens: TypeAlias = NDArray[np.uint32]
 Logprobs: TypeAlias = NDArray[np.float32]
@@ -39,6 +42,9 @@ class NewSample:
     tokens: ArrayLike  # info.length token ids
     logprobs: ArrayLike | None  # info.length, natural logarithms under the policy that sampled them; imported: None
     drafted: NDArray[np.bool_] | None = None  # info.length: was it an accepted draft; None: unknown
+    # info.length. A token that was drawn from some only (top-p, top-k, min-p) has its log-prob among those: the ones
+    # whose log-prob among all, at the temperature, was at least this. -inf: it was drawn from all. None: each was
+    floors: Logprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,11 @@ class StoredSample:
     weight: float = 1.0  # of the sample in the loss; comes with the log-probs
     token_weights: NDArray[np.float32] | None = None  # likewise, of each response token; None: all 1
     row: Row | None = None  # of its prompt; whoever needs it fetches it with `get_prompts`
+    parts: Mapping[str, float] = field(
+        default_factory=dict
+    )  # parts of its reward, as in Score; sent with the log-probs
+    token_rewards: Sequence[messages.TokenReward] = ()  # likewise
+    floors: Logprobs | None = None  # as in NewSample; sent with the log-probs
 
 
 class StoreClient:
@@ -65,10 +76,6 @@ class StoreClient:
 
     def close(self) -> None:
         self._link.close()
-
-    def of(self, prompt: str) -> StoreClient:
-        """The client of the store that has this prompt."""
-        return self
 
     async def open_run(self, run: str, fingerprint: str, id: str = "", *, deadline_s: float = DEADLINE_S) -> None:
         """Claim the folder for this run. Raises `RunMismatch` if it belongs to another one."""
@@ -100,13 +107,16 @@ class StoreClient:
         """
         if not samples:
             return []
-        frames = [arrays.join(list(column)) for column in zip(*map(_check, samples), strict=True)]
+        frames = [join_arrays(list(column)) for column in zip(*map(_check, samples), strict=True)]
         masked = [sample.drafted is not None for sample in samples]
+        floored = [sample.floors is not None for sample in samples]
         question = messages.PutSamples(
-            samples=[sample.info for sample in samples], drafted=masked if any(masked) else []
+            samples=[sample.info for sample in samples],
+            drafted=masked if any(masked) else [],
+            floored=floored if any(floored) else [],
         )
         if question.drafted:
-            frames.append(arrays.join([arrays.bits_of(sample.drafted, sample.info) for sample in samples]))
+            frames.append(join_arrays([bits_of(sample.drafted, sample.info) for sample in samples]))
         answer, _ = await self.ask(question, messages.Done | messages.Kept, *frames, deadline_s=deadline_s)
         return list(answer.samples) if isinstance(answer, messages.Kept) else []
 
@@ -121,10 +131,10 @@ class StoreClient:
         """
         if not parts:
             return []
-        tokens = [arrays.tokens_of(part, f"sample {id}: tokens") for id, (_, part) in parts.items()]
+        tokens = [tokens_of(part, f"sample {id}: tokens") for id, (_, part) in parts.items()]
         starts, lengths = [start for start, _ in parts.values()], [len(part) for part in tokens]
         question = messages.PutPartials(samples=list(parts), starts=starts, lengths=lengths)
-        frame = arrays.join(tokens)
+        frame = join_arrays(tokens)
         answer, _ = await self.ask(question, messages.Done | messages.Missing, frame, deadline_s=deadline_s)
         return list(answer.samples) if isinstance(answer, messages.Missing) else []
 
@@ -137,7 +147,7 @@ class StoreClient:
         )
         if len(frames) != 1:
             raise errors.MalformedMessage(f"store sent {len(frames)} arrays, 1 expected")
-        return dict(zip(answer.samples, arrays.cut(frames[0], np.dtype(np.uint32), answer.lengths), strict=True))
+        return dict(zip(answer.samples, cut_arrays(frames[0], np.dtype(np.uint32), answer.lengths), strict=True))
 
     async def get_samples(
         self,
@@ -254,15 +264,24 @@ class StoreClient:
             raise errors.MalformedMessage(f"store sent {len(frames)} arrays, {expected} expected")
         lengths = [info.length for info in answer.samples]
         rest = list(frames)
-        tokens = arrays.cut(rest.pop(0), np.dtype(np.uint32), lengths)
-        probs = arrays.cut(rest.pop(0), np.dtype(np.float32), lengths) if logprobs else itertools.repeat(None)
+        tokens = cut_arrays(rest.pop(0), np.dtype(np.uint32), lengths)
+        probs: Iterable[Any] = itertools.repeat(None)
+        floors: list[Any] = []
+        if logprobs:
+            probs, floors = cut_logprobs(rest.pop(0), lengths, answer.floored)
         prompts: Iterable[Any] = itertools.repeat(None)
         if prompt_tokens:
-            prompts = arrays.cut(rest.pop(0), np.dtype(np.uint32), [info.prompt_length for info in answer.samples])
+            prompts = cut_arrays(rest.pop(0), np.dtype(np.uint32), [info.prompt_length for info in answer.samples])
         columns: list[Iterable[Any]] = [answer.samples, tokens, probs, prompts]
         if answer.weights:
-            columns += [answer.weights, arrays.token_weights(answer, rest.pop(0))]
-        return [StoredSample(*row) for row in zip(*columns, strict=False)]
+            columns += [answer.weights, token_weights(answer, rest.pop(0))]
+        found = [StoredSample(*row) for row in zip(*columns, strict=False)]
+        if any(part is not None for part in floors):
+            found = [replace(one, floors=part) for one, part in zip(found, floors, strict=True)]
+        for name in ("parts", "token_rewards"):
+            if values := getattr(answer, name):
+                found = [replace(one, **{name: value}) for one, value in zip(found, values, strict=True)]
+        return found
 
     async def ask(self, question: messages.Message, expected: Any, *frames: Any, deadline_s: float) -> sockets.Parcel:
         """`expected`: the answer's type, or a union of types."""
@@ -278,8 +297,8 @@ def _prompt_rows(rows: Sequence[Row]) -> list[messages.PromptRow]:
 
 def _check(sample: NewSample) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     info = sample.info
-    prompt = arrays.tokens_of(sample.prompt_tokens, f"sample {info.id}: prompt tokens")
-    tokens = arrays.tokens_of(sample.tokens, f"sample {info.id}: tokens")
+    prompt = tokens_of(sample.prompt_tokens, f"sample {info.id}: prompt tokens")
+    tokens = tokens_of(sample.tokens, f"sample {info.id}: tokens")
     logprobs = np.asarray([] if sample.logprobs is None else sample.logprobs, np.float32)
     expected = (info.prompt_length, info.length, info.length if info.id.step >= 0 else 0)
     sizes = (len(prompt), len(tokens), len(logprobs))
@@ -287,4 +306,76 @@ def _check(sample: NewSample) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
         raise errors.MalformedMessage(
             f"sample {info.id}: arrays of {sizes} prompt tokens, tokens and log-probs, {expected} announced"
         )
-    return prompt, tokens, logprobs
+    return prompt, tokens, with_floors(logprobs, sample.floors, f"sample {info.id}")
+
+
+def connect(layout: RunLayout, name: str, keys: Keyring = OPEN) -> StoreClient:
+    """A client of the run's store. `name` must be unique among the clients."""
+    return StoreClient(layout.store, name, keys)
+
+
+# Arrays of samples on their way to and from the store: their type is checked, and they lie end to end. Pure.
+
+
+def tokens_of(values: ArrayLike, what: str) -> NDArray[np.uint32]:
+    array = np.asarray(values)
+    if array.dtype == np.uint32 and array.ndim == 1:
+        return array
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise MalformedMessage(f"{what}: one-dimensional integers expected, not {array.dtype}{array.shape}")
+    if array.size and not 0 <= int(array.min()) <= int(array.max()) < 1 << 32:
+        raise MalformedMessage(f"{what}: ids outside of 0 .. 2^32 - 1")
+    return array.astype(np.uint32)
+
+
+def join_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def cut_arrays(frame: Any, dtype: np.dtype[Any], lengths: list[int]) -> list[NDArray[Any]]:
+    whole = np.frombuffer(frame, dtype)
+    if len(whole) != sum(lengths):
+        raise MalformedMessage(f"store sent an array of {len(whole)}, {sum(lengths)} announced")
+    ends = list(itertools.accumulate(lengths))
+    return [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def with_floors(logprobs: Logprobs, floors: Logprobs | None, what: str) -> Logprobs:
+    """As in `PutSamples`: floors follow log-probs."""
+    if floors is None:
+        return logprobs
+    if floors.shape != logprobs.shape or np.isnan(floors).any():
+        raise MalformedMessage(f"{what}: floors of shape {floors.shape}, {len(logprobs)} numbers expected")
+    return np.concatenate([logprobs, floors.astype(np.float32)])
+
+
+def cut_logprobs(
+    frame: Any, lengths: list[int], floored: Sequence[bool]
+) -> tuple[list[NDArray[Any]], list[NDArray[Any] | None]]:
+    """Log-probs of each, and floors; None: it has none."""
+    if not floored:
+        return cut_arrays(frame, np.dtype(np.float32), lengths), [None] * len(lengths)
+    widths = [length * (1 + has) for length, has in zip(lengths, floored, strict=True)]
+    both = cut_arrays(frame, np.dtype(np.float32), widths)
+    cut = list(zip(both, lengths, floored, strict=True))
+    return [part[:length] for part, length, _ in cut], [part[length:] if has else None for part, length, has in cut]
+
+
+def bits_of(drafted: NDArray[np.bool_] | None, info: SampleInfo) -> NDArray[np.uint8]:
+    """The accepted drafts as in `PutSamples`; empty if they are unknown."""
+    if drafted is None:
+        return np.zeros(0, np.uint8)
+    mask = np.asarray(drafted)
+    if mask.shape != (info.length,) or mask.dtype != np.bool_:
+        raise MalformedMessage(
+            f"sample {info.id}: drafted is {mask.dtype}{mask.shape}, one bool for each of {info.length} tokens"
+            " expected"
+        )
+    return np.packbits(mask)
+
+
+def token_weights(answer: Samples, frame: Any) -> list[NDArray[np.float32] | None]:
+    """Of each sample; None: all 1."""
+    lengths = [info.length if has else 0 for info, has in zip(answer.samples, answer.weighted, strict=True)]
+    parts = cut_arrays(frame, np.dtype(np.float32), lengths)
+    return [part if has else None for part, has in zip(parts, answer.weighted, strict=True)]

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -17,30 +17,28 @@ from typing import Any, TypeVar
 import lmdb
 import msgspec
 
-from rhymed import messages
-from rhymed.config import Store
-from rhymed.errors import FilesLost, Overloaded, PeerGone, StoreFull, Unusable
-from rhymed.run.layout import RunLayout, store_name
-from rhymed.run.state import has_worked
-from rhymed.service.service import Service
-from rhymed.wire.sockets import DONE, Parcel, Server
+from rhymed.core import messages
+from rhymed.core.config import Store
+from rhymed.core.errors import FilesLost, Overloaded, PeerGone, StoreFull, Unusable
+from rhymed.core.run.layout import RunLayout
+from rhymed.core.run.state import has_worked
+from rhymed.core.service.retry import FULL_S
+from rhymed.core.service.service import Service
+from rhymed.core.wire.sockets import DONE, Parcel, Server
 from rhymed_store.database.commit import Writer
 from rhymed_store.database.prepare import prepare
 from rhymed_store.database.reads import Reads
 from rhymed_store.database.sessions import SessionReads
-from rhymed_store.database.tokenstats import TokenStatsWrites, ready
 from rhymed_store.database.transactions import FILE, Batch, Database
-from rhymed_store.database.writes import Writes
-from rhymed_store.shards.place import check_place, check_prompts
-
-Result = TypeVar("Result")
+from rhymed_store.database.writes import TokenStatsWrites, Writes, ready
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 MOST_BYTES = 2 << 30  # of samples waiting in memory; more are refused
 PRESSURE_BYTES = 4 << 20  # of samples underway: beyond this they arrive faster than workers decode
 PRESSURE_LEVEL = -5  # zstd: twice as fast as level 1, for half again the size
-FULL_S = 540.0  # without room for a sample; then the store ends with an error, before its callers give up
 WARN_S = 60.0  # between log lines about it
 LOOK_S = 1.0  # between looks at the name of the database's file
 SYNC_S = 1.0  # durability = "async": a power failure may cost this much
@@ -52,48 +50,70 @@ class StoreService(Service):
     """Serves `layout.store` from the database in `layout.database`."""
 
     def __init__(self, settings: Store, layout: RunLayout) -> None:
-        super().__init__(store_name(layout.shard))
+        super().__init__("store")
         self._settings, self._layout = settings, layout
-        self._full: asyncio.Task[None] | None = None  # runs while new samples are refused
-        self._why_full = ""
+        self.database: Database | None = None  # while it is open; so is the server
+        self.server: Server | None = None
 
     async def open(self) -> None:
-        config = self._settings
+        config, layout, pool = self._settings, self._layout, ThreadPoolExecutor(THREADS, "store")
         durable = config.durability == "sync"
-        self._pool = ThreadPoolExecutor(THREADS, "store")
-        self._database = await self._in_pool(partial(_database, self._layout, config, durable=durable))
-        self._reads = Reads(self._database)
-        self._writes = Writes(self._database, config.compression, alone=self._layout.shards == 1)
-        self._token_stats = TokenStatsWrites(self._database, config.token_stats_bytes)
-        self._underway_bytes = 0
-        self._writer = Writer(self._database.commit)
-        self._handlers = self._table()
-        address = self._layout.listens(self._layout.store)
-        self._server = Server(address, messages.ToStore, self._answer, keys=self._layout.keys("store"))
-        self.spawn(self._look())
+        self.closing.callback(pool.shutdown, wait=False)  # the database is still being opened, which may take long
+        opening = partial(_database, layout, config, durable=durable)
+        self.database = database = await asyncio.get_running_loop().run_in_executor(pool, opening)
+        self.closing.push_async_callback(self._end, database)
+        self.closing.callback(pool.shutdown)
+        writer = Writer(database.commit)
+        self.closing.push_async_callback(asyncio.to_thread, writer.close)  # everything received, acknowledged or not
+        requests = Requests(config, database, writer, pool, self.spawn)
+        address, keys = layout.listens(layout.store), layout.keys("store")
+        self.server = Server(address, messages.ToStore, requests.answer, keys=keys)
+        self.closing.callback(self.server.close)
+        self.spawn(_look(database))
         if not durable:
-            self.spawn(self._sync())
+            self.spawn(_sync(database, pool))
 
-    async def close(self) -> None:
-        """Everything received is written before the database is closed, acknowledged or not."""
-        if hasattr(self, "_server"):
-            self._server.close()
-        if hasattr(self, "_writer"):
-            await asyncio.to_thread(self._writer.close)
-        self._pool.shutdown(wait=hasattr(self, "_database"))  # else it is still being opened, which may take long
-        if hasattr(self, "_database"):
-            if isinstance(self._failure, FilesLost):
-                await asyncio.to_thread(self._rescue)
-            await asyncio.to_thread(self._database.close)
+    async def _end(self, database: Database) -> None:
+        if isinstance(self._failure, FilesLost):
+            await asyncio.to_thread(self._rescue, database)
+        await asyncio.to_thread(database.close)
 
-    def _rescue(self) -> None:
+    def _rescue(self, database: Database) -> None:
         """Unless the run's folder is gone as well, which looks like a decision."""
-        if self._layout.config.exists() and (saved := self._database.rescue()):
+        if self._layout.config.exists() and (saved := database.rescue()):
             file = self._layout.database / FILE
             self._failure = FilesLost(
                 f"{file} was removed while the store had it open. What it held is saved: move {saved / FILE} to"
                 f" {file} and resume the run"
             )
+
+
+class Requests:
+    """What the store answers. `spawn`: runs work in the background, whose errors end the service."""
+
+    def __init__(
+        self,
+        settings: Store,
+        database: Database,
+        writer: Writer,
+        pool: ThreadPoolExecutor,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._settings, self._database, self._writer, self._pool, self._spawn = (
+            settings,
+            database,
+            writer,
+            pool,
+            spawn,
+        )
+        self._reads = Reads(database)
+        self._writes = Writes(database, settings.compression)
+        self._token_stats = TokenStatsWrites(database, settings.token_stats_bytes)
+        self._underway_bytes = 0
+        self._full: asyncio.Task[None] | None = None  # runs while new samples are refused
+        self._why_full = ""
+        self._refused: set[type[messages.Message]] = set()  # for want of space
+        self._handlers = self._table()
 
     def _table(
         self,
@@ -121,31 +141,38 @@ class StoreService(Service):
             messages.GetStoreStats: self._read(self._stats),
         }
 
-    async def _answer(
+    async def answer(
         self, peer: bytes, message: messages.Message, frames: Sequence[bytes]
     ) -> messages.Message | Parcel:
-        if self._layout.shards > 1:
-            check_prompts(message, self._layout)
         try:
             answer = await self._handlers[type(message)](message, frames)
         except StoreFull as error:
             if isinstance(message, messages.PutPartials | messages.PutTokenStats):
                 raise  # frequent and optional: only a finished sample decides whether the store is full
             self._why_full = str(error)
-            self._full = self._full or self.spawn(self._wait_for_space())
+            self._refused.add(type(message))
+            self._full = self._full or self._spawn(self._wait_for_space())
             raise
         except (Unusable, FilesLost, lmdb.Error) as error:
             explained = self._database.explain(error) if isinstance(error, lmdb.Error) else error
             if isinstance(explained, Unusable | FilesLost):
-                self.spawn(_end(explained))
+                self._spawn(_end(explained))
             if isinstance(explained, FilesLost):  # its callers wait, so that this process can save what it holds
                 raise PeerGone(f"the store ends: {explained}") from None
             raise explained from None
-        if self._full is not None and isinstance(message, messages.PutSamples):
-            self._full.cancel()
-            self._full, self._why_full = None, ""
-            log.warning("there is room again: new samples are accepted")
+        if self._full is not None and type(message) in {messages.PutSamples, *self._refused}:
+            self._took(self._full, type(message))
         return answer
+
+    def _took(self, full: asyncio.Task[None], kind: type[messages.Message]) -> None:
+        """There is room again once each kind that was refused is taken. Samples take the most."""
+        self._refused.discard(kind)
+        if self._refused and kind is not messages.PutSamples:
+            return
+        full.cancel()
+        self._full, self._why_full = None, ""
+        self._refused.clear()
+        log.warning("there is room again: new samples are accepted")
 
     async def _wait_for_space(self) -> None:
         """A checkpoint may free space; otherwise the user has to, and the log says so."""
@@ -259,37 +286,30 @@ class StoreService(Service):
     async def _in_pool(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def _sync(self) -> None:
-        while True:
-            await asyncio.sleep(SYNC_S)
-            await self._in_pool(self._database.sync)
 
-    async def _look(self) -> None:
-        """Raises `FilesLost` also when nothing is written, and `Unusable`."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self._database.check_file()
-            self._database.check_locks()
+async def _sync(database: Database, pool: ThreadPoolExecutor) -> None:
+    while True:
+        await asyncio.sleep(SYNC_S)
+        await asyncio.get_running_loop().run_in_executor(pool, database.sync)
+
+
+async def _look(database: Database) -> None:
+    """Raises `FilesLost` also when nothing is written, and `Unusable`."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        database.check_file()
+        database.check_locks()
 
 
 def _database(layout: RunLayout, settings: Store, *, durable: bool) -> Database:
-    """Raises `FilesLost` rather than beginning an empty one for a run that had one, and `RunMismatch`."""
+    """Raises `FilesLost` rather than beginning an empty one for a run that had one."""
     file = layout.database / FILE
     if not (file.exists() and file.stat().st_size) and has_worked(layout):
         raise FilesLost(
             f"{file} is missing or empty, but this run has worked: put the file back, from a copy of the folder or of"
             " `rhymed history backup`, or resume the run with --without-history"
         )
-    database = Database(layout.database, int(settings.map_gib * 2**30), durable=durable)
-    try:
-        check_place(database, layout)
-    except lmdb.Error as error:
-        database.close()
-        raise database.explain(error) from None
-    except BaseException:
-        database.close()
-        raise
-    return database
+    return Database(layout.database, int(settings.map_gib * 2**30), durable=durable)
 
 
 async def _end(error: Exception) -> None:

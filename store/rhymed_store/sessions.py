@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rhymed import messages
-from rhymed.errors import MalformedMessage
-from rhymed_store import arrays
+from rhymed.core import messages
+from rhymed.core.errors import MalformedMessage
+from rhymed_store import client
 from rhymed_store.client import DEADLINE_S, Logprobs, StoreClient, Tokens
 
 
@@ -26,6 +25,7 @@ class NewTurn:
     tokens: Tokens
     logprobs: Logprobs
     drafted: NDArray[np.bool_] | None = None  # was it an accepted draft; None: unknown
+    floors: Logprobs | None = None  # as in NewSample
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class StoredSession:
     turns: list[Tokens]
     logprobs: list[Logprobs] | None = None
     drafted: list[NDArray[np.bool_] | None] | None = None
+    floors: list[Logprobs | None] | None = None  # of each turn, as in NewSample; come with the log-probs
 
     @property
     def prompt(self) -> Tokens:
@@ -84,23 +85,26 @@ class StoredSession:
 
 async def put_turns(store: StoreClient, turns: Sequence[NewTurn], *, deadline_s: float = DEADLINE_S) -> None:
     """Returns when all are durable. Raises `UnknownSample` for a turn whose answer the store lacks."""
-    stores = {id(one): one for one in (store.of(turn.sample.prompt) for turn in turns)}
-    groups = [(one, [turn for turn in turns if store.of(turn.sample.prompt) is one]) for one in stores.values()]
-    await asyncio.gather(*(_put_turns(one, group, deadline_s) for one, group in groups))
-
-
-async def _put_turns(store: StoreClient, turns: Sequence[NewTurn], deadline_s: float) -> None:
     masked = [turn.drafted is not None for turn in turns]
+    floored = [turn.floors is not None for turn in turns]
     question = messages.PutTurns(
         samples=[turn.sample for turn in turns],
         numbers=[turn.number for turn in turns],
         turns=[turn.turn for turn in turns],
         drafted=masked if any(masked) else [],
+        floored=floored if any(floored) else [],
     )
-    frames = [arrays.join([turn.tokens for turn in turns]), arrays.join([turn.logprobs for turn in turns])]
+    frames = [
+        client.join_arrays([turn.tokens for turn in turns]),
+        client.join_arrays(
+            [client.with_floors(turn.logprobs, turn.floors, f"turn of sample {turn.sample}") for turn in turns]
+        ),
+    ]
     if question.drafted:
         none = np.zeros(0, np.uint8)
-        frames.append(arrays.join([none if turn.drafted is None else np.packbits(turn.drafted) for turn in turns]))
+        frames.append(
+            client.join_arrays([none if turn.drafted is None else np.packbits(turn.drafted) for turn in turns])
+        )
     await store.ask(question, messages.Done, *frames, deadline_s=deadline_s)
 
 
@@ -116,10 +120,8 @@ async def put_answer(
     """Returns when it is durable, or an earlier one is; False: that is another one. Raises `UnknownSample` if the
     store lacks its turn."""
     question = messages.PutAnswer(sample=sample, number=number, answer=answer)
-    frame = arrays.tokens_of(tokens, f"sample {sample}: an answer's tokens")
-    reply, _ = await store.of(sample.prompt).ask(
-        question, messages.Done | messages.Begun, frame, deadline_s=deadline_s
-    )
+    frame = client.tokens_of(tokens, f"sample {sample}: an answer's tokens")
+    reply, _ = await store.ask(question, messages.Done | messages.Begun, frame, deadline_s=deadline_s)
     return isinstance(reply, messages.Done)
 
 
@@ -128,7 +130,7 @@ async def begin_calls(
 ) -> bool:
     """False: another attempt has begun the calls of this turn."""
     question = messages.PutCalls(sample=sample, number=number, attempt=attempt)
-    answer, _ = await store.of(sample.prompt).ask(question, messages.Done | messages.Begun, deadline_s=deadline_s)
+    answer, _ = await store.ask(question, messages.Done | messages.Begun, deadline_s=deadline_s)
     return isinstance(answer, messages.Done)
 
 
@@ -143,25 +145,25 @@ async def get_session(
     """Without answers and turns if the store has none. `logprobs`: with log-probs and drafts. `first`: number of the
     first answer and turn that are read."""
     question = messages.GetSessions(samples=[sample], logprobs=logprobs, first=first)
-    answer, frames = await store.of(sample.prompt).ask(question, messages.Sessions, deadline_s=deadline_s)
+    answer, frames = await store.ask(question, messages.Sessions, deadline_s=deadline_s)
     if len(frames) != (expected := 3 if logprobs else 1) or len(answer.sessions) != 1:
         raise MalformedMessage(
             f"store sent {len(frames)} arrays of {len(answer.sessions)} sessions, {expected} of 1 expected"
         )
     session: messages.Session = answer.sessions[0]
     lengths = [turn.length for turn in session.turns]
-    parts = arrays.cut(frames[0], np.dtype(np.uint32), list(_alternate(session)))
+    parts = client.cut_arrays(frames[0], np.dtype(np.uint32), list(_alternate(session)))
     stored = StoredSession(session, parts[::2], parts[1::2])
     if not logprobs:
         return stored
-    probs = arrays.cut(frames[1], np.dtype(np.float32), lengths)
+    probs, floors = client.cut_logprobs(frames[1], lengths, session.floored)
     sizes = [(length + 7) // 8 if has else 0 for length, has in zip(lengths, session.drafted, strict=True)]
-    bits = arrays.cut(frames[2], np.dtype(np.uint8), sizes)
+    bits = client.cut_arrays(frames[2], np.dtype(np.uint8), sizes)
     drafted = [
         np.unpackbits(part, count=length).astype(np.bool_) if has else None
         for part, length, has in zip(bits, lengths, session.drafted, strict=True)
     ]
-    return StoredSession(session, stored.answers, stored.turns, probs, drafted)
+    return StoredSession(session, stored.answers, stored.turns, probs, drafted, floors)
 
 
 def _alternate(session: messages.Session) -> Iterator[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from rhymed.messages import Drawn, SampleId
+from rhymed.core.messages import Drawn, SampleId
 
 
 class Assign(NamedTuple):

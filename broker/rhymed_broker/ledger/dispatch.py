@@ -1,15 +1,16 @@
 """Assigns waiting samples to workers as the policy decides, and validates the decision. Pure, part of the ledger.
 
-Two passes. `place` runs whenever something happened: it offers what waits to the workers with a free slot. `move`
+Two passes. `assign` runs whenever something happened: it offers what waits to the workers with a free slot. `move`
 runs about once a second: it asks workers to release running samples that another worker should continue.
 
 The order of an assignment: first samples on their way to a certain worker (`goal`), then *suspects* (see `retries`),
-one per worker, then whatever the policy places.
+one per worker, then whatever the policy assigns.
 
 Invariants: a worker gets no more samples than it has free slots (samples that were parked may come on top when newer
-weights are loaded), and only samples that its weights allow. A policy that violates this fails an assertion; it
-cannot change any state. A policy is asked again only about workers that changed, and about all of them after samples
-started to wait or a tick passed. Which worker *should* get a sample is not decided here but in `pipe`.
+weights are loaded; a reward worker that scores whole groups gets whole groups), and only samples that its weights
+allow. A policy that violates this fails an assertion; it cannot change any state. A policy is asked again only about
+workers that changed, and about all of them after samples started to wait or a tick passed. Which worker *should* get
+a sample is not decided here but in `scheduler`. `Pace` gives the policy the speed of each engine.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 
-from rhymed.messages import EVAL, LengthRow, SampleId
-from rhymed.staleness import window
-from rhymed_broker import pipe
+from rhymed.core.messages import EVAL, LengthRow, SampleId
+from rhymed.core.steps import window
+from rhymed_broker import scheduler
 from rhymed_broker.forecast import Lengths
 from rhymed_broker.ledger.actions import Assign, Recall, Release, ScoreSamples
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker, Workers
-from rhymed_broker.pace import Pace
-from rhymed_broker.pipe.policy import Running, StepQueue, load
+from rhymed_broker.scheduler.policy import Running, StepQueue, load
 from rhymed_broker.slices import CHUNK, Slices, sliced, slices_of
 from rhymed_broker.states import Sample, State
 
@@ -38,7 +39,7 @@ RELEASE_S = 30.0  # after this time a worker that did not release a sample is as
 
 
 class Dispatch:
-    def __init__(self, samples: Samples, workers: Workers, policy: pipe.Policy, forecast: Lengths) -> None:
+    def __init__(self, samples: Samples, workers: Workers, policy: scheduler.Policy, forecast: Lengths) -> None:
         self.policy = policy
         self.forecast = forecast
         self.pace = Pace()
@@ -48,7 +49,7 @@ class Dispatch:
         self._samples, self._workers = samples, workers
         self._recalled: set[str] = set()  # prompts whose history the store was asked for
         self._known: set[str] = set()  # prompts with history
-        self._offer_all = True  # the next `place` offers what waits to all workers
+        self._offer_all = True  # the next `assign` offers what waits to all workers
 
     @sliced
     def opened(self, open_step: OpenStep) -> Slices[list[Recall]]:
@@ -128,7 +129,7 @@ class Dispatch:
         open_step.rank(sorted(order, key=lambda prompt: prompt not in unprobed))
 
     def offer_all(self) -> None:
-        """The next `place` offers what waits to all workers."""
+        """The next `assign` offers what waits to all workers."""
         self._offer_all = True
 
     def may_have(self, worker: Worker, step: int, version: int) -> bool:
@@ -137,7 +138,7 @@ class Dispatch:
         return worker.role != "rollout" or self._samples.earliest(step) <= worker.version <= min(newest, version)
 
     @sliced
-    def place(self, version: int, now: float) -> Slices[list[Assign | ScoreSamples]]:
+    def assign(self, version: int, now: float) -> Slices[list[Assign | ScoreSamples]]:
         """Assigns what can be assigned, to workers whose weights are not newer than `version`."""
         changed = self._workers.take_changed()
         to_all, self._offer_all = self._offer_all or self._samples.arrived, False
@@ -148,15 +149,36 @@ class Dispatch:
         actions: list[Assign | ScoreSamples] = []
         if workers and self._samples.queues["waiting"]:
             self._deal()
-            waiting = yield from self._assign("waiting", self.policy, workers, version, now)
+            waiting = yield from self._assign_some("waiting", self.policy, workers, version, now)
             for name, samples in waiting.items():
                 begun = tuple(sample.id for sample in samples if sample.begun)
                 actions.append(Assign(name, [sample.id for sample in samples], begun))
         rewards = list(self._workers.free["reward"].values())
         if rewards and self._samples.queues["generated"]:
-            assigned = yield from self._assign("generated", pipe.FAIR, rewards, version, now)
+            singly = [worker for worker in rewards if not worker.join.whole_groups]
+            groups = self._written_groups([worker for worker in rewards if worker.join.whole_groups])
+            assigned: dict[str, list[Sample]] = {}
+            yield from self._apply(groups, assigned, version, now, whole=True)
+            if singly:
+                assigned |= yield from self._assign_some("generated", scheduler.FAIR, singly, version, now)
             actions += [ScoreSamples(name, [sample.id for sample in samples]) for name, samples in assigned.items()]
         return actions
+
+    def _written_groups(self, workers: Sequence[Worker]) -> list[scheduler.Assignment]:
+        """Whole groups, each to the worker with the least to do: those that are written, or dropped, but for samples
+        that were scored before. A group may be larger than a worker's slots."""
+        placed: list[scheduler.Assignment] = []
+        loads = {worker.name: load(worker) for worker in workers}
+        for step in sorted(self._samples.open_steps.values(), key=lambda one: one.step < EVAL):
+            for prompt in step.written:
+                able = [worker for worker in workers if loads[worker.name] < worker.slots]
+                if not able:
+                    return placed
+                worker = min(able, key=lambda one: loads[one.name] / one.slots)
+                group = list(step.unassigned["generated"][prompt])
+                placed.append(scheduler.Assignment(worker.name, group))
+                loads[worker.name] += len(group)
+        return placed
 
     def _deal(self) -> None:
         """Deals all prompts of the open steps, if the policy deals and rollout workers or history changed.
@@ -174,24 +196,24 @@ class Dispatch:
                 open_step.deal = deal(self.policy.rank(step, list(open_step.forecast), expect), workers, expect)
                 open_step.dealt_to = self._workers.lineup
 
-    def _assign(
-        self, state: State, policy: pipe.Policy, workers: Sequence[Worker], version: int, now: float
+    def _assign_some(
+        self, state: State, policy: scheduler.Policy, workers: Sequence[Worker], version: int, now: float
     ) -> Slices[dict[str, list[Sample]]]:
         """Worker -> samples in `state` that it is assigned."""
         assigned: dict[str, list[Sample]] = {}
         if state == "waiting" and self._samples.moving:
-            yield from self._apply(self._place_moving(workers, version), assigned, version, now)
+            yield from self._apply(self._moving(workers, version), assigned, version, now)
             workers = [worker for worker in workers if load(worker) < worker.slots]
         if state == "waiting" and self._samples.suspects:
-            yield from self._apply(self._place_suspects(workers, version), assigned, version, now)
+            yield from self._apply(self._lone_suspects(workers, version), assigned, version, now)
             workers = [worker for worker in workers if load(worker) < worker.slots]
-        placed = policy.place(
-            pipe.Snapshot(self._step_queues(state), workers, self.pace, self._limits, self._end_s, self._rate)
+        placed = policy.assign(
+            scheduler.Snapshot(self._step_queues(state), workers, self.pace, self._limits, self._end_s, self._rate)
         )
         yield from self._apply(placed, assigned, version, now)
         return assigned
 
-    def _place_moving(self, workers: Sequence[Worker], version: int) -> list[pipe.Placement]:
+    def _moving(self, workers: Sequence[Worker], version: int) -> list[scheduler.Assignment]:
         """Samples on their way to a worker that has room for them."""
         room = {worker.name: worker.slots - load(worker) for worker in workers}
         placed = []
@@ -201,11 +223,11 @@ class Dispatch:
         for sample in moving:
             free = sample.state == "waiting" and room.get(sample.goal, 0) > 0
             if free and self.may_have(self._workers.by_name[sample.goal], sample.id.step, version):
-                placed.append(pipe.Placement(sample.goal, [sample]))
+                placed.append(scheduler.Assignment(sample.goal, [sample]))
                 room[sample.goal] -= 1
         return placed
 
-    def _place_suspects(self, workers: Sequence[Worker], version: int) -> list[pipe.Placement]:
+    def _lone_suspects(self, workers: Sequence[Worker], version: int) -> list[scheduler.Assignment]:
         """One for each worker that has none: if the worker dies, only one sample can be the cause."""
         suspects = self._samples.suspects
         waiting = [sample for sample in suspects if sample.state == "waiting"]
@@ -215,23 +237,31 @@ class Dispatch:
             if any(sample in suspects for sample in worker.held.values()) or (sample := next(able, None)) is None:
                 continue
             waiting.remove(sample)
-            placed.append(pipe.Placement(worker.name, [sample]))
+            placed.append(scheduler.Assignment(worker.name, [sample]))
         return placed
 
     def _step_queues(self, state: State) -> list[StepQueue]:
-        """What a policy may place: all samples in `state` but suspects."""
+        """What a policy may assign: all samples in `state` but suspects."""
         queues, suspects = self._samples.step_queues(state), self._samples.suspects
         if state != "waiting" or not suspects:
             return queues
         return [queue for whole in queues if (queue := whole.without(suspects)).size]
 
     def _apply(
-        self, placed: Sequence[pipe.Placement], assigned: dict[str, list[Sample]], version: int, now: float
+        self,
+        placed: Sequence[scheduler.Assignment],
+        assigned: dict[str, list[Sample]],
+        version: int,
+        now: float,
+        *,
+        whole: bool = False,
     ) -> Slices[None]:
+        """`whole`: groups, of which the last one may exceed a worker's slots."""
         since = 0  # samples since the last slice
         for name, samples in placed:
             worker = self._workers.by_name[name]
-            assert load(worker) + len(samples) <= worker.slots, f"policy: {name} has no room for {len(samples)}"
+            least = 1 if whole else len(samples)
+            assert load(worker) + least <= worker.slots, f"policy: {name} has no room for {len(samples)}"
             groups = dict.fromkeys([(sample.id.step, sample.id.prompt) for sample in samples])
             for step in {step for step, _ in groups}:
                 assert self.may_have(worker, step, version), f"policy: {name} may not have samples of step {step}"
@@ -261,17 +291,25 @@ class Dispatch:
             return []  # loads are about to change
         running = [sample for sample in running if not self._parked(sample)]
         yield from slices_of(self.forecast.settle, open_step.step)
-        able = [worker for worker in self._workers.of_role("rollout") if not (worker.resting or worker.drained)]
+        able = [worker for worker in self._workers.of_role("rollout") if not (worker.rest or worker.drained)]
         workers = {worker.name: worker for worker in able if self.may_have(worker, open_step.step, version)}
         self._rate = sum(worker.slots / self.pace(worker.name, worker.slots) for worker in able) or math.inf
         queued = [step for step in open_steps if step.counts["waiting"]]
         ready = [step for step in queued if window(step.step, self._samples.rules.max_staleness)[0] <= version]
         length = max([1.0, *(worker.accept_length for worker in able)])  # tokens per forward
         snapshot = Running(
-            running, len(open_step.samples), workers, self._left, self._total, self.pace,
-            open_step.counts["waiting"], VERIFIED * length, sum(step.work for step in ready),
-            not self._samples.rules.max_staleness, len(ready) < len(queued),
-        )  # fmt: skip
+            samples=running,
+            size=len(open_step.samples),
+            workers=workers,
+            left=self._left,
+            total=self._total,
+            pace=self.pace,
+            waiting=open_step.counts["waiting"],
+            verified=VERIFIED * length,
+            queued=sum(step.work for step in ready),
+            synchronous=not self._samples.rules.max_staleness,
+            ahead=len(ready) < len(queued),
+        )
         moves, self._limits, self._end_s = yield from self.policy.move(snapshot)
         releases: dict[str, list[SampleId]] = {}
         for sample, target in moves:
@@ -281,7 +319,7 @@ class Dispatch:
             releases.setdefault(sample.worker, []).append(sample.id)
         return [Release(name, ids) for name, ids in releases.items()]
 
-    def stay(self, ids: Iterable[SampleId]) -> None:
+    def stays(self, ids: Iterable[SampleId]) -> None:
         """The request to release these was not delivered: they stay where they are."""
         for id in ids:
             if sample := self._samples.get(id):
@@ -296,3 +334,95 @@ class Dispatch:
     def _parked(self, sample: Sample) -> bool:
         worker = self._workers.by_name.get(sample.worker)
         return worker is not None and sample.id in worker.parked
+
+
+# How fast each engine is: seconds per token of one sample, by the number of samples that it runs. Pure.
+#
+# Learned from the progress that heartbeats report. All engines share one curve over the number of samples, and each
+# has a factor, so that an engine that was never seen with few samples is known there too, and one whose GPU is older,
+# shared or throttled is recognized within a few heartbeats. The factor is learned mainly where most engines have
+# about as many samples (by powers of two), the curve mainly from engines with another number. Invariant: a sample is
+# never expected to be slower among fewer samples. Knows no lengths.
+
+FAST, LEVEL, SLOW = 0.3, 0.1, 0.03  # weights of a new observation
+LEAST = 4  # tokens of a sample between two heartbeats: fewer say little
+EQUAL = 1.2  # times slower than the fastest: what counts as equal
+
+
+class Pace:
+    """Before the first observation every sample takes one second per token, everywhere."""
+
+    def __init__(self) -> None:
+        self._factors: dict[str, float] = {}  # worker -> times slower than the curve
+        self._bits: dict[str, int] = {}  # worker -> bits of samples at its last observation
+        self._fastest = 1.0  # factor
+        self._level = 1.0  # seconds per token: changes for all numbers of samples at once, as when drafts begin
+        self._points: dict[int, tuple[float, float]] = {}  # bits of samples -> their mean number, times the level
+        self._table: list[float] = []  # times the level, by samples
+
+    @property
+    def known(self) -> bool:
+        return bool(self._points)
+
+    def observe(self, worker: str, running: float, tokens: list[int], seconds: float) -> None:
+        """`tokens` of each of its samples that ran during all of these seconds, among `running` ones in the mean."""
+        usual = median(tokens) if tokens else 0
+        if usual < LEAST or seconds <= 0 or running < 1:
+            return
+        seen, count = seconds / usual, round(running)
+        if not self._points:
+            self._level = seen
+        factor, bits = seen / self._at(count), count.bit_length()
+        self._bits[worker] = bits
+        usual = 2 * sum(other == bits for other in self._bits.values()) > len(self._bits)
+        shape, own = (SLOW, FAST) if usual else (FAST, SLOW)
+        self._factors[worker] = _mixed(self._factors.get(worker, factor if usual else self._fastest), factor, own)
+        self._fastest = min(self._factors.values())
+        base = seen / self._factors[worker]
+        mean, times = self._points.get(bits, (running, base / self._level))
+        if usual:
+            self._level = _mixed(self._level, base / times, LEVEL)
+        self._points[bits] = _mixed(mean, running, shape), _mixed(times, base / self._level, shape)
+        self._table = []
+
+    def forget(self, worker: str) -> None:
+        self._factors.pop(worker, None)
+        self._bits.pop(worker, None)
+        self._fastest = min(self._factors.values(), default=1.0)
+
+    def __call__(self, worker: str, running: int) -> float:
+        """Seconds per token of one of so many samples."""
+        return self._factors.get(worker, self._fastest) * self._at(running)
+
+    def slower(self, worker: str) -> float:
+        """Times slower than the fastest; 1 if about as fast."""
+        times = self._factors.get(worker, self._fastest) / self._fastest
+        return times if times > EQUAL else 1.0
+
+    def _at(self, running: int) -> float:
+        if not self._points:
+            return self._level
+        if running >= len(self._table):
+            most = max(mean for mean, _ in self._points.values())
+            self._table = self._tabulate(max(2 * running, math.ceil(most)) + 2)
+        return self._level * self._table[running]
+
+    def _tabulate(self, size: int) -> list[float]:
+        """Straight lines between the points, constant beyond them; never more than among more samples."""
+        points = sorted(self._points.values())
+        table, place = [], 0
+        for running in range(size):
+            while place < len(points) and points[place][0] < running:
+                place += 1
+            if place in (0, len(points)):
+                table.append(points[min(place, len(points) - 1)][1])
+            else:
+                (x0, y0), (x1, y1) = points[place - 1], points[place]
+                table.append(y0 + (y1 - y0) * (running - x0) / (x1 - x0))
+        for running in range(size - 2, -1, -1):
+            table[running] = min(table[running], table[running + 1])
+        return table
+
+
+def _mixed(old: float, new: float, weight: float) -> float:
+    return old + weight * (new - old)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rhymed.config import Eval, Reward
-from rhymed.messages import EVAL, SampleId, Score
+from rhymed.core.config import Eval, Reward
+from rhymed.core.messages import EVAL, SampleId, Score
 from rhymed_broker.ledger.actions import Evaluated
 from rhymed_broker.ledger.retries import Retries
 from rhymed_broker.ledger.samples import Samples
@@ -44,7 +44,7 @@ class Evaluation:
         return [SampleId(EVAL + version, prompt, index) for prompt in prompts for index in range(self.samples)]
 
     def points(self, score: Score) -> float | None:
-        return score.parts.get(self.scorer, score.reward)
+        return score.points(self.scorer)
 
     def metrics(self, samples: Iterable[Sample]) -> dict[str, float]:
         """`val/<dataset>/…` of a complete evaluation. Dropped samples count neither as correct nor as wrong."""

@@ -1,7 +1,7 @@
 """Steps go to the trainer, and policy versions to the rollout workers. Pure, part of the ledger.
 
 Invariants: the trainer has one step at most; a step that it refused is handed over again at the next tick, or when a
-trainer joins, not before. A worker is asked to load a version once, and again only after `LOAD_PATIENCE_S` or when
+trainer joins, not before. A worker is asked to load a version once, and again only after `engine.PATIENCE_S` or when
 the trainer is a new one. Version v means v trained steps. With `colocate`, engines and trainer use the same GPUs in
 turns: the trainer gets a step when every rollout worker is asleep, and no worker wakes before that step is trained.
 That holds over a restart of the broker, too: what the trainer has, it reports, and workers get time to join again.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rhymed.messages import EVAL, Join, SampleId
+from rhymed.core.messages import EVAL, Join, SampleId
 from rhymed_broker.ledger.actions import Begin, Load, Sleep, Train
 from rhymed_broker.ledger.meter import rollout_slices, step_side
 from rhymed_broker.ledger.samples import Samples
@@ -23,7 +23,6 @@ from rhymed_broker.slices import CHUNK, Slices, chunks, sliced
 
 GROUPS = 64  # of which the samples are listed in one slice
 REFUSAL_S = 400.0  # two refusals that are further apart have nothing to do with each other
-LOAD_PATIENCE_S = 300.0  # after this time a worker that has not loaded the version is asked again
 
 
 class Refusal(NamedTuple):
@@ -47,21 +46,26 @@ class Handover:
         self._ready = True  # the trainer has not refused a step since the last tick
         self._join_until = 0.0  # until then workers of before a restart may be awake and not have joined
         self._life = ("", 0)  # of the trainer: its id, and the version that it began with
-        self._announced = (-1, 0)  # step, and how many of its complete groups were sent to the trainer
 
     def reset(self, join_until: float) -> None:
         self._step, self._ready, self.last_at, self._join_until = None, True, None, join_until
-        self._announced = (-1, 0)
 
     def joined(self, join: Join, worker: Worker) -> None:
         """Weights that an earlier trainer published after the position at which this one began do not count."""
-        life, begun_at = self._life
+        life, _ = self._life
         if join.role == "trainer":
-            self._ready, self.training, self._announced = True, join.training, (-1, 0)
+            self._ready, self.training = True, join.training
+            for open_step in self._samples.open_steps.values():
+                open_step.sent = 0
             if join.life != life:
                 self._life = (join.life, join.version)
-        elif join.life and life and join.life != life and join.version > begun_at:
+        elif not self.counts(join.life, join.version):
             worker.version = -1
+
+    def counts(self, of: str, version: int) -> bool:
+        """Whether these weights are of the trainer that is here, or older than it."""
+        life, begun_at = self._life
+        return not (of and life and of != life and version > begun_at)
 
     def try_again(self) -> None:
         self._ready = True
@@ -78,7 +82,7 @@ class Handover:
         if open_step is None:
             return (yield from self._begin(version, trainer))
         engines = self._workers.of_role("rollout")
-        awake = [engine for engine in engines if not engine.asleep or engine.waking]
+        awake = [worker for worker in engines if worker.engine.state != "asleep"]
         if self._colocate and (awake or not engines or now < self._join_until):
             return self._sleep(awake, now)
         self._step = open_step.step
@@ -102,11 +106,10 @@ class Handover:
         open_step = self._samples.open_steps.get(version)
         if not self._overlap or open_step is None or self.training == version:
             return []
-        step, known = self._announced
-        prompts = open_step.completed[known if step == version else 0 :]
-        if not prompts or any(worker.target == version for worker in self._workers.of_role("rollout")):
+        prompts = open_step.completed[open_step.sent :]
+        if not prompts or any(worker.engine.target == version for worker in self._workers.of_role("rollout")):
             return []  # they may read the weights from the memory that the trainer needs then
-        self._announced = version, len(open_step.completed)
+        open_step.sent = len(open_step.completed)
         ids: list[SampleId] = []
         for part in chunks(prompts, GROUPS):
             groups = [open_step.group(prompt) for prompt in part if prompt not in open_step.flat]
@@ -125,23 +128,16 @@ class Handover:
         """Requests to sleep, for those of these workers that have not had one lately."""
         sleeps: list[Sleep] = []
         for worker in workers:
-            if not worker.sleep_at or now - worker.sleep_at > LOAD_PATIENCE_S:
-                worker.sleep_at, worker.target = now, -1
+            if worker.engine.sleep(now):
                 self._workers.refresh(worker)
                 sleeps.append(Sleep(worker.name))
         return sleeps
 
-    def asleep(self, name: str, now: float) -> None:
+    def slept(self, name: str) -> None:
         """The worker's engine has freed its memory."""
         if worker := self._workers.by_name.get(name):
-            worker.asleep, worker.waking = True, worker.waking and not worker.sleep_at
-            worker.sleep_at = 0.0
+            worker.engine.slept()
             self._workers.refresh(worker)
-
-    def sleep_failed(self, name: str) -> None:
-        """The request was not delivered: the next pass repeats it."""
-        if worker := self._workers.by_name.get(name):
-            worker.sleep_at = 0.0
 
     def row(self, open_step: OpenStep, epoch: int, now: float) -> dict[str, float]:
         """The broker's metrics of a step that was trained now."""
@@ -176,28 +172,29 @@ class Handover:
             evaluation = self._samples.open_steps.get(EVAL + worker.version)
             if evaluation is not None and not evaluation.all_generated:
                 continue  # it needs the weights that the worker has
-            if (worker.version != version or worker.asleep) and worker.target != version:
-                worker.target, worker.target_at, worker.sleep_at = version, now, 0.0
-                worker.waking = worker.asleep
+            engine = worker.engine
+            if (worker.version != version or engine.state in ("asleep", "waking")) and engine.target != version:
+                engine.load(version, now)
                 loads.append(Load(worker.name, version))
         return loads
 
-    def load_failed(self, name: str) -> None:
-        """The request was not delivered: the next tick repeats it."""
+    def undelivered(self, name: str) -> None:
+        """The request to load or to sleep was not delivered: the next tick repeats it."""
         if worker := self._workers.by_name.get(name):
-            worker.target = -1
+            self._give_up(worker)
+
+    def _give_up(self, worker: Worker) -> None:
+        worker.engine.give_up()
+        self._workers.refresh(worker)  # it may be awake
 
     def loaded(self, worker: Worker, version: int, now: float) -> None:
         worker.version = version
-        if worker.asleep:
-            worker.asleep, worker.waking, worker.woken_at = False, False, now
-        if worker.target == version:
-            worker.target = -1
+        worker.engine.loaded(version, now)
         self._workers.park(worker, set(), now)
         self._workers.refresh(worker)
 
     def expire_loads(self, now: float) -> None:
         """Forget requests to load that were not followed in time."""
         for worker in self._workers:
-            if worker.target != -1 and now - worker.target_at > LOAD_PATIENCE_S:
-                worker.target = -1
+            if worker.engine.late(now):
+                self._give_up(worker)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rhymed.messages import EVAL, Call, Drafting, Holding, Role, SampleId, SampleInfo, Score
+from rhymed.core.messages import EVAL, Call, Drafting, Holding, Role, SampleId, SampleInfo, Score
 from rhymed_broker.ledger.actions import Cancel
 from rhymed_broker.ledger.dispatch import Dispatch
 from rhymed_broker.ledger.retries import Retries
@@ -93,7 +93,6 @@ class Holdings:
         for id, made in zip(ids, calls, strict=False):
             sample = self._samples.get(id)
             if sample is not None and sample.worker == name and sample.state in ("turned", "acting"):
-                sample.calls = made
                 self._samples.open_steps[id.step].meter.tools.add(made)
 
     def generated(self, name: str, infos: Iterable[SampleInfo], now: float) -> None:
@@ -130,7 +129,6 @@ class Holdings:
             self._retries.succeeded(sample)
             sample.begun = True
             self._samples.move(sample, "answered", now, name)
-            sample.calls = ()
             if sample.author in self._workers.by_name:
                 sample.goal = sample.author
                 self._samples.moving[sample] = None
@@ -164,7 +162,6 @@ class Holdings:
             self._samples.counts["tokens"] += info.length
         self._survived(info)
         self._samples.move(sample, "generated", now, name)
-        sample.calls = ()
         if info.id.step < EVAL and info.learned:
             turns = [count for count in info.turns[::2] if count]
             self._dispatch.forecast.finished(info.id.step, info.id.prompt, info.learned, turns)

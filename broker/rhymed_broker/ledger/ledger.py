@@ -20,12 +20,12 @@ opens the steps again from the store's journal, and workers that join claim what
     samples     states and queues of all samples; `step`: one open step; `meter`: its numbers
     workers     who is here, their free slots, what each holds
     dispatch    which worker gets which waiting samples, and which running samples move (policies: `pipe`)
-    sessions    which environment worker answers which samples
+    acting      which environment worker answers which samples
     holdings    what workers report, compared with what they were assigned
     retries     what happens to samples that come back, and who is blamed
     handover    which step the trainer has, and which policy version rollout workers load
     evaluation  when a version is evaluated, and its metrics
-    control     what an operator has paused or drained
+    Control     what an operator has paused or drained (below)
     refill      which prompts a step has, and which of its groups have no signal and are replaced
 
 Invariants
@@ -38,6 +38,10 @@ Invariants
 * A report counts if its sender holds the sample; a repeated, late or false one changes nothing. A worker that was
   given up claims what it has when it joins again. A sample that the store turns out to lack is generated again.
 
+What is written before what, so that a crash costs repeated work and never a sample: the store has a sample before the
+broker hears of it; the journal has drops before their step is trained (`shell/delivery.py`); a version is published
+before the trainer reports it, and its checkpoint follows; log-probs are deleted when a checkpoint covers them.
+
 What takes long is `sliced`: `drain(now)` does it at once, `drain.slices(now)` in slices. Between two slices nothing
 else may use the ledger.
 
@@ -49,38 +53,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rhymed.messages import EVAL, Drawn, Holding, Join, JournalEntry, SampleId, SampleInfo, Score
-from rhymed_broker import pipe
+from rhymed.core.errors import SteeringError
+from rhymed.core.messages import EVAL, Drawn, Heartbeat, Join, JournalEntry, SampleId, Score
+from rhymed_broker import scheduler
 from rhymed_broker.forecast import Forecast, Lengths
-from rhymed_broker.ledger.actions import Action, FinishRun, Mark
-from rhymed_broker.ledger.control import Control
-from rhymed_broker.ledger.dispatch import Dispatch
-from rhymed_broker.ledger.evaluation import Evaluation, Evaluations
+from rhymed_broker.ledger.acting import Acting
+from rhymed_broker.ledger.actions import Action, FinishRun, Mark, Release
+from rhymed_broker.ledger.dispatch import RELEASE_S, Dispatch
+from rhymed_broker.ledger.evaluation import Evaluation, Evaluations, evaluation_of
 from rhymed_broker.ledger.handover import Handover
 from rhymed_broker.ledger.holdings import Holdings
 from rhymed_broker.ledger.meter import StepMeter
-from rhymed_broker.ledger.refill.draws import Steps
-from rhymed_broker.ledger.refill.refill import Refill
-from rhymed_broker.ledger.refill.signal import SignalRule
+from rhymed_broker.ledger.refill import Refill, SignalRule, Steps
 from rhymed_broker.ledger.retries import Blame, Retries
 from rhymed_broker.ledger.samples import Samples
-from rhymed_broker.ledger.sessions.acting import Acting
 from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.slices import Slices, sliced
 from rhymed_broker.states import Rules
+
+__all__ = ["Evaluation", "Ledger", "SignalRule", "evaluation_of"]
 
 LONGEST = 1 << 20  # tokens: the cap of the forecast if the caller passes none
 DEFAULTS = Rules()
 
 
 class Ledger:
-    """`retries.given_back`, `dispatch.remember`, `dispatch.stay`, and `turned`, `answered` and `parked` of `holdings`
-    take the events that concern only them."""
+    """Every event is a method of this. Its parts are there to be read."""
 
     def __init__(
         self,
         rules: Rules = DEFAULTS,
-        policy: pipe.Policy = pipe.POLICIES["flow"],
+        policy: scheduler.Policy = scheduler.POLICIES["flow"],
         forecast: Lengths | None = None,
         signal: SignalRule | None = None,
     ) -> None:
@@ -95,13 +98,20 @@ class Ledger:
         self.control = Control(self.samples, self.workers)
         self.acting = Acting(self.samples, self.workers)
         self.refill = Refill(self.samples, self.dispatch, signal)
-        self.holdings = Holdings(self.samples, self.workers, self.retries, self.dispatch)
+        self.holdings = holdings = Holdings(self.samples, self.workers, self.retries, self.dispatch)
         self.version = 0
         self.steps = 0  # of the whole run
         self.started = False
         self.finished = False
         self._plan: Steps | None = None
         self._actions: list[Action] = []
+        # Events that one part takes alone.
+        self.generated, self.called, self.turned = holdings.generated, holdings.called, holdings.turned
+        self.answered, self.parked = holdings.answered, holdings.parked
+        self.given_back, self.excuse = self.retries.given_back, self.workers.excuse
+        self.remember, self.stays = self.dispatch.remember, self.dispatch.stays
+        self.slept, self.undelivered = self.handover.slept, self.handover.undelivered
+        self.refused = self.handover.failed
 
     @sliced
     def drain(self, now: float) -> Slices[list[Action]]:
@@ -110,8 +120,8 @@ class Ledger:
             self._actions += yield from self.refill.settle.slices(now)
             if not self.control.paused:
                 self._actions += yield from self.handover.hand_over.slices(self.version, now)
-                self._actions += yield from self.dispatch.place.slices(self.version, now)
-                self._actions += yield from self.acting.place.slices(now)
+                self._actions += yield from self.dispatch.assign.slices(self.version, now)
+                self._actions += yield from self.acting.assign.slices(now)
             if self.evaluations.generated_before(self.version):
                 self._load(self.workers, now)  # some kept the older version for it
             self._actions += self.evaluations.close_complete(now)
@@ -151,8 +161,9 @@ class Ledger:
         yield from self._open_steps(now)
         self._actions += yield from self.refill.settle.slices(now)  # workers may hold samples of refills
         for worker in workers:
-            if worker.version > position:
+            if max(worker.version, worker.engine.target or -1) > position:
                 worker.version = -1  # that version is trained again, and its weights may differ
+            worker.engine.weights_gone()  # their address is the former trainer's
             self._welcome(worker, now)
 
     def _open_steps(self, now: float) -> Slices[None]:
@@ -193,14 +204,14 @@ class Ledger:
         if not self.started or version not in (self.version, self.version + 1):
             return True
         for worker in self.workers:
-            worker.target = -1  # the address of the weights that it was sent may be gone
+            worker.engine.weights_gone()  # their address is the former trainer's
         if version == self.version + 1:
             return self.train_done(self.version, now) is None
         self._load(self.workers, now)
         return False
 
     def _welcome(self, worker: Worker, now: float) -> None:
-        claims, worker.claims, worker.target = worker.claims, [], -1
+        claims, worker.claims = worker.claims, []
         self._actions += self.holdings.adopt(worker, claims, self.version, now)
         self._load((worker,), now)
 
@@ -240,28 +251,30 @@ class Ledger:
         self.workers.remove(worker, now)
         self.dispatch.pace.forget(worker.name)
 
-    def heartbeat(
-        self, name: str, version: int, phase: str, holding: list[Holding], stats: dict[str, float], now: float
-    ) -> None:
-        worker = self.workers.by_name[name]
-        worker.heard(phase, holding, stats, now)
-        if worker.role == "trainer":
-            worker.version = version
-        elif self.started:
-            if worker.role == "rollout" and version != worker.version and worker.target == -1 and not worker.asleep:
-                self.loaded(name, version, now)
-            self._actions += self.holdings.compare(worker, holding, self.version, now)
+    def heard(self, name: str, now: float) -> None:
+        """Something came from this worker: it is not silent."""
+        self.workers.by_name[name].seen = now
 
-    def generated(self, name: str, infos: Iterable[SampleInfo], now: float) -> None:
-        self.holdings.generated(name, infos, now)
+    def heartbeat(self, beat: Heartbeat, now: float) -> None:
+        worker = self.workers.by_name[beat.worker]
+        worker.heard(beat, now)
+        if worker.role == "trainer":
+            worker.version, self.handover.training = beat.version, beat.training
+        elif self.started:
+            free = worker.role == "rollout" and worker.engine.state in ("awake", "falling asleep")
+            if free and beat.version != worker.version and self.handover.counts(beat.life, beat.version):
+                self.loaded(beat.worker, beat.version, now, beat.life)
+            self._actions += self.holdings.compare(worker, beat.holding, self.version, now)
 
     def scored(self, name: str, scores: Iterable[Score], now: float) -> None:
         self.holdings.scored(name, scores, self.evaluations.points, self.refill.points, now)
 
-    def loaded(self, name: str, version: int, now: float) -> None:
-        """From now on this worker samples from this version."""
+    def loaded(self, name: str, version: int, now: float, life: str = "") -> None:
+        """From now on this worker samples from this version, of the trainer in this life."""
         worker = self.workers.by_name[name]
         self.handover.loaded(worker, version, now)
+        if not self.handover.counts(life, version):
+            worker.version = -1
         self._load((worker,), now)
 
     def _load(self, workers: Iterable[Worker], now: float) -> None:
@@ -298,3 +311,67 @@ class Ledger:
         self.control.drain(name, drained)
         self._actions += self.control.release(now)
         self.dispatch.offer_all()
+
+
+# What an operator has paused or drained. Pure, part of the ledger.
+#
+# Invariants: while the run is paused, no sample is assigned and no step goes to the trainer. A drained worker is
+# assigned nothing, and is asked to release its samples until it has none; this is no failure of theirs. A drained
+# reward worker finishes what it scores: that is short and cannot move. Both last until the broker restarts.
+
+NAMED = 8  # workers in an error
+
+
+class Control:
+    def __init__(self, samples: Samples, workers: Workers) -> None:
+        self.paused = False
+        self.paused_at = 0.0
+        self._samples, self._workers = samples, workers
+        self._drained: set[str] = set()  # names: a worker that joins again is still drained
+
+    def pause(self, paused: bool, now: float) -> None:
+        if paused and not self.paused:
+            self.paused_at = now
+        self.paused = paused
+
+    def drain(self, name: str, drained: bool) -> None:
+        """Raises `SteeringError`. Idempotent."""
+        worker = self._workers.by_name.get(name)
+        if worker is None and not (name in self._drained and not drained):
+            raise SteeringError(f"no worker is called {name!r}; {self._here()}")
+        if worker is not None and worker.role == "trainer":
+            raise SteeringError(f"{name} is the trainer, and there is no other: pause the run instead")
+        self._drained = self._drained | {name} if drained else self._drained - {name}
+        if worker is not None and worker.drained != drained:
+            self._workers.drain(worker, drained)
+
+    def joined(self, worker: Worker) -> None:
+        """It may have been drained before it went away."""
+        if worker.name in self._drained:
+            self._workers.drain(worker, True)
+
+    def release(self, now: float) -> list[Release]:
+        """Requests to the drained workers for their samples."""
+        asked = []
+        for name in sorted(self._drained & self._workers.by_name.keys()):
+            worker = self._workers.by_name[name]
+            held = worker.held.values() if worker.role == "rollout" else ()
+            movable = [sample for sample in held if self._may_move(sample.id.step, worker)]
+            late = [sample for sample in movable if not sample.released or now - sample.released >= RELEASE_S]
+            for sample in late:
+                sample.released, sample.goal = now, ""
+            if late:
+                asked.append(Release(name, [sample.id for sample in late]))
+        return asked
+
+    def _may_move(self, step: int, worker: Worker) -> bool:
+        """An evaluation is sampled from one version alone: it stays on the last worker that has it."""
+        if step < EVAL:
+            return True
+        others = self._workers.of_role("rollout")
+        return any(not other.drained and other.version == worker.version for other in others)
+
+    def _here(self) -> str:
+        names = sorted(worker.name for worker in self._workers if worker.role != "trainer")
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        return f"here are {', '.join(names[:NAMED])}{more}" if names else "no worker is here"

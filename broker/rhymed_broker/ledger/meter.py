@@ -1,18 +1,18 @@
 """The broker's metrics of a step; names as in docs/metrics.md. Pure accounting.
 
-`Occupancy` integrates slots over time, `StepMeter` records when what happened to a step; `rollout_side` and
-`step_side` turn both into metrics. Knows nothing of transitions.
+`Occupancy` integrates slots over time, `StepMeter` records when what happened to a step, `ToolMeters` counts the
+calls of its samples; `rollout_side` and `step_side` turn them into metrics. Knows nothing of transitions.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from rhymed.messages import Score
+from rhymed.core.messages import Call, Score
 from rhymed_broker.slices import Slices, whole
 from rhymed_broker.states import Sample
-from rhymed_broker.toolmeters import ToolMeters
 
 
 class Occupancy:
@@ -62,12 +62,15 @@ class ScorerMeter:
         }
 
 
+MOST_METRICS = 64  # that scorers may log in one step
+
+
 class StepMeter:
     """Moments and counts of one open step. Times are the caller's clock; None: not yet."""
 
     __slots__ = (
-        "complete_at", "errors", "filters", "generated_at", "handed_at", "opened_at", "reports", "rollout", "scorers",
-        "slots_generated", "slots_opened", "timeouts", "tools",
+        "complete_at", "errors", "filters", "generated_at", "handed_at", "metrics", "opened_at", "reports", "rollout",
+        "scorers", "slots_generated", "slots_opened", "timeouts", "tools",
     )  # fmt: skip
 
     def __init__(self, now: float, slots: tuple[float, float]) -> None:
@@ -81,6 +84,7 @@ class StepMeter:
         self.errors = 0
         self.timeouts = 0
         self.scorers: defaultdict[str, ScorerMeter] = defaultdict(ScorerMeter)  # by label
+        self.metrics: dict[str, tuple[float, int]] = {}  # logged by scorers: name -> (sum, calls)
         self.tools = ToolMeters()
         self.filters: dict[str, float] = {}  # metrics of dynamic sampling; empty without it
         self.rollout: dict[str, float] = {}  # the step's metrics when it was handed over
@@ -100,12 +104,19 @@ class StepMeter:
         for label, value in score.parts.items():
             self.scorers[label].total += value
             self.scorers[label].count += 1
+        for name, value in score.metrics.items():
+            total, calls = self.metrics.get(name, (0.0, 0))
+            if math.isfinite(value) and (calls or len(self.metrics) < MOST_METRICS):
+                self.metrics[name] = total + value, calls + 1
         if score.failed:
             self.scorers[score.failed].errors += 1
             self.scorers[score.failed].timeouts += score.timeout
 
     def scores(self) -> dict[str, float]:
-        return {name: value for label, meter in self.scorers.items() for name, value in meter.read(label).items()}
+        logged = {f"reward/metric/{name}": total / calls for name, (total, calls) in self.metrics.items()}
+        return logged | {
+            name: value for label, meter in self.scorers.items() for name, value in meter.read(label).items()
+        }
 
     def bubble_ratio(self) -> float:
         """Idle slot time over slot time, from the step's opening until its last sample was generated."""
@@ -207,3 +218,64 @@ def step_side(meter: StepMeter, previous_at: float | None, now: float) -> dict[s
 
 def _mean(values: list[int]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+# Metrics of the calls that a step's samples made; names as in docs/metrics.md. Pure accounting.
+#
+# Names of tools come from what policies write and from users' code, so only those that a call really reached have
+# metrics of their own, and only the first `MOST`.
+
+MOST = 64  # tools
+
+
+class ToolMeter:
+    """Calls of one tool that reached it: one that is not there, or that cannot be read, takes no time."""
+
+    __slots__ = ("calls", "errors", "seconds")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.errors = 0
+        self.seconds = 0.0
+
+
+class ToolMeters:
+    """Of one step."""
+
+    def __init__(self) -> None:
+        self._tools: defaultdict[str, ToolMeter] = defaultdict(ToolMeter)
+        self._all = ToolMeter()
+        self._refused = 0
+        self._longest = 0.0
+
+    def add(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            self._count(self._all, call)
+            self._refused += not call.seconds
+            self._longest = max(self._longest, call.seconds)
+            if call.seconds and (call.name in self._tools or len(self._tools) < MOST):
+                self._count(self._tools[call.name], call)
+
+    def read(self) -> dict[str, float]:
+        """Empty without calls."""
+        whole = self._all
+        if not whole.calls:
+            return {}
+        found = {
+            "tools/calls": float(whole.calls),
+            "tools/error_rate": whole.errors / whole.calls,
+            "tools/refused_rate": self._refused / whole.calls,
+        }
+        if reached := whole.calls - self._refused:
+            found |= {"timing_s/call": whole.seconds / reached, "timing_s/call_max": self._longest}
+        for name, tool in sorted(self._tools.items()):
+            found[f"tools/{name}/calls"] = float(tool.calls)
+            found[f"tools/{name}/error_rate"] = tool.errors / tool.calls
+            found[f"timing_s/call/{name}"] = tool.seconds / tool.calls
+        return found
+
+    @staticmethod
+    def _count(meter: ToolMeter, call: Call) -> None:
+        meter.calls += 1
+        meter.errors += bool(call.error)
+        meter.seconds += call.seconds

@@ -7,7 +7,7 @@ A worker's death counts against a sample only if the sample made no progress sin
 samples, which see most deaths, would be lost.
 Most samples on a worker that a bad one killed are innocent. So a sample with which `max_losses` workers died is first
 a *suspect*: no worker gets two suspects, a new token clears it, and it is dropped when `PROOFS` more workers die with
-it as their only suspect. A sample without progress for `stuck_after_s` is taken from its worker.
+it as their only suspect. A sample without progress for `stuck_after_s` is taken from its worker (`Rules.still_s`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from rhymed.messages import Role, SampleId
+from rhymed.core.messages import Role, SampleId
 from rhymed_broker.ledger.actions import Cancel
 from rhymed_broker.ledger.samples import Samples
-from rhymed_broker.ledger.workers import Worker, Workers
+from rhymed_broker.ledger.workers import Rest, Worker, Workers
 from rhymed_broker.states import Rules, Sample, State
 
 Blame = Literal["sample", "worker", "none"]
@@ -60,7 +60,8 @@ class Retries:
             else:
                 self.drop(sample, reason, now)
         if held and not moved:
-            self._workers.rest(worker, True)  # until the next tick, or it would get the same samples at once
+            # until the next tick, or it would get the same samples at once
+            self._workers.rest(worker, worker.rest or Rest())
 
     def lost(self, worker: Worker, why: str, now: float, blame: Blame, keep: frozenset[SampleId]) -> None:
         """The worker is gone: its samples go to others. `keep`: those that it still has, which are not blamed."""
@@ -159,13 +160,14 @@ class Retries:
     def stuck(self, now: float) -> Iterator[tuple[State, Sample, float]]:
         """Samples without progress for too long: (state, sample, seconds)."""
         for state in TAKEN:
+            limit_s = self._rules.still_s(state)
             for sample in list(self._samples.queues[state]):
-                if now - sample.since <= self._rules.stuck_after_s:
+                if now - sample.since <= limit_s:
                     break  # the queue is in the order of `since`
                 worker = self._workers.by_name[sample.worker]
-                still_s = now - max(sample.since, sample.advanced, worker.woken_at)
-                waits = worker.asleep or sample.id in worker.parked
-                if still_s > self._rules.stuck_after_s and not waits:
+                still_s = now - max(sample.since, sample.advanced, worker.engine.woken_at)
+                waits = worker.engine.state in ("asleep", "waking") or sample.id in worker.parked
+                if still_s > limit_s and not waits:
                     yield state, sample, still_s
 
     def free_stuck(self, now: float) -> list[Cancel]:

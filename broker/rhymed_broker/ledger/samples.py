@@ -9,29 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
-from rhymed.messages import EVAL, NO_SIGNAL, NOT_PLANNED, JournalEntry, SampleId
-from rhymed.staleness import window
+from rhymed.core.messages import EVAL, NO_SIGNAL, NOT_PLANNED, JournalEntry, SampleId
+from rhymed.core.steps import window
 from rhymed_broker.ledger.actions import Mark
 from rhymed_broker.ledger.meter import StepMeter
 from rhymed_broker.ledger.step import OpenStep
-from rhymed_broker.pipe.policy import StepQueue
+from rhymed_broker.scheduler.policy import StepQueue
 from rhymed_broker.slices import CHUNK, Slices, chunks, sliced
 from rhymed_broker.states import NEXT, STATES, STORY_LENGTH, UNWRITTEN, Event, Rules, Sample, State
-
-
-class Watcher(Protocol):
-    """Is called after every transition."""
-
-    def moved(self, samples: Sequence[Sample], event: Event, now: float, who: str) -> None:
-        """The same event happened to all of these."""
-
-    def closed(self, step: int) -> None:
-        """The step is trained, or its evaluation is complete; its samples are forgotten."""
-
-    def rolled_back(self) -> None:
-        """All steps are forgotten, and are opened again."""
 
 
 class Samples:
@@ -40,7 +26,6 @@ class Samples:
         self.open_steps: dict[int, OpenStep] = {}  # oldest first
         self.queues: dict[State, dict[Sample, None]] = {state: {} for state in STATES}
         self.counts: Counter[str] = Counter()  # event -> samples, since the broker started
-        self.watcher: Watcher | None = None
         self.suspects: dict[Sample, None] = {}  # workers died with them: see `retries`
         self.moving: dict[Sample, None] = {}  # on their way to the worker `goal`: see `dispatch`
         self.last_drop = ""  # reason of the newest one
@@ -67,8 +52,6 @@ class Samples:
         self._journal.clear()
         for entry in journal:
             self._journal.setdefault(entry.id.step, {})[entry.id] = entry
-        if self.watcher is not None:
-            self.watcher.rolled_back()
 
     @sliced
     def open(self, step: int, ids: list[SampleId], meter: StepMeter, now: float) -> Slices[OpenStep]:
@@ -150,8 +133,6 @@ class Samples:
         if self.rules.environment:
             self.turned += [sample for sample in samples if sample.state == "turned"]
             self.ended += [sample for sample in samples if sample.state not in UNWRITTEN]
-        if self.watcher is not None:
-            self.watcher.moved(samples, event, now, who)
 
     @sliced
     def move_many(self, samples: Sequence[Sample], event: Event, now: float, who: str = "") -> Slices[None]:
@@ -215,18 +196,14 @@ class Samples:
         open_step = self.open_steps.pop(step)
         size, done = len(open_step.samples), list[SampleId]()
         for part in chunks(list(open_step.samples), 2 * CHUNK):
-            trained: list[Sample] = []
             for id in part:
                 sample = open_step.samples.pop(id)  # so that memory is freed in slices, too
                 if sample.state not in ("filtered", "dropped"):
                     if "trained" not in NEXT[sample.state]:
                         sample.refuse("trained")
-                    trained.append(sample)
                     done.append(id)
                 del self.queues[sample.state][sample]
                 self.suspects.pop(sample, None)
-            if self.watcher is not None:
-                self.watcher.moved(trained, "trained", now, "")
             yield
         self.counts["trained"] += len(done)
         self.sparse = (step, size, open_step.counts["dropped"])
@@ -234,8 +211,6 @@ class Samples:
         self._past["trained"] += len(done)
         self._past["filtered"] += open_step.counts["filtered"]
         self._past["dropped"] += open_step.counts["dropped"]
-        if self.watcher is not None:
-            self.watcher.closed(step)
         return done
 
     def forget(self, step: int) -> None:
@@ -245,8 +220,6 @@ class Samples:
         for sample in open_step.samples.values():
             del self.queues[sample.state][sample]
         self._past["dropped"] += open_step.counts["dropped"]
-        if self.watcher is not None:
-            self.watcher.closed(step)
 
     def evaluations(self) -> list[OpenStep]:
         return [open_step for step, open_step in self.open_steps.items() if step >= EVAL]

@@ -1,7 +1,8 @@
 """One open step: its samples, which of them wait for a worker, and how complete its groups are.
 
 Invariant: `counts` sum to the number of samples; `unassigned` holds the samples that are waiting, turned or
-generated, by state and group, and no empty group.
+generated, by state and group, and no empty group; `written` has the groups of which generated samples are all that is
+not settled.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from rhymed.messages import Drawn, GroupRow, SampleId
+from rhymed.core.messages import Drawn, GroupRow, SampleId
 from rhymed_broker.ledger.meter import Occupancy, StepMeter
-from rhymed_broker.pipe.policy import Deal
+from rhymed_broker.scheduler.policy import Deal
 from rhymed_broker.states import SETTLED, STATES, UNWRITTEN, Sample, State
 
 Groups = dict[str, dict[Sample, None]]
@@ -39,10 +40,11 @@ class OpenStep:
         self.places: dict[str, int] = {}  # prompt -> number of its group, in the order of the plan
         self._first = 0  # groups that it was opened with
         self.completed: list[str] = []  # prompts of complete groups, in the order in which they became complete
+        self.sent = 0  # of these, to the trainer, before the whole step
         self._taken = 0  # of these, by `take_completed`
+        self.written: dict[str, None] = {}  # prompts of groups whose unsettled samples all wait for a reward worker
         self._unsettled: dict[str, int] = {}  # prompt -> samples neither scored nor dropped
         self._sizes: dict[str, int] = {}  # prompt -> samples
-        self.groups_ready = 0
 
     def add(self, ids: Sequence[SampleId]) -> list[Sample]:
         """Of prompts that the step did not have; `added` follows when their groups are whole."""
@@ -83,8 +85,17 @@ class OpenStep:
         if target in SETTLED and source not in SETTLED:
             self._unsettled[prompt] -= 1
             if not self._unsettled[prompt]:
-                self.groups_ready += 1
                 self.completed.append(prompt)
+        if "generated" in (source, target) or target in SETTLED:
+            waiting = len(self.unassigned["generated"].get(prompt, ()))
+            if waiting and waiting == self._unsettled[prompt]:
+                self.written[prompt] = None
+            else:
+                self.written.pop(prompt, None)
+
+    @property
+    def groups_ready(self) -> int:
+        return len(self.completed)
 
     def take_completed(self) -> list[str]:
         """Those that were completed since the last call."""

@@ -8,63 +8,57 @@ nothing of steps, versions or queues.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from rhymed.messages import Holding, Join, Role, SampleId, SampleInfo, Usage
+from rhymed.core.messages import Heartbeat, Join, Role, SampleId, SampleInfo
+from rhymed_broker.ledger.engine import WRITES, Engine
 from rhymed_broker.ledger.meter import Occupancy
 from rhymed_broker.states import Sample
+
+
+class Rest(NamedTuple):
+    """It failed lately: it gets no samples until the first tick after `until`."""
+
+    until: float = 0.0
+    why: str = ""
 
 
 class Worker:
     """A rollout, environment or reward worker, or the trainer (which holds nothing here)."""
 
     __slots__ = (
-        "accepted", "asleep", "beat", "busy", "claims", "drained", "forwards", "held", "holding", "host", "missing",
-        "name", "opened", "parked", "phase", "phase_at", "pid", "resting", "rests_until", "rests_why", "role", "seen",
-        "sessions", "sleep_at",
-        "slots", "stats", "target", "target_at", "usage", "useful", "version", "waits", "waking", "woken_at",
+        "accepted", "beat", "busy", "claims", "drained", "engine", "forwards", "held", "join", "missing", "name",
+        "opened", "parked", "phase_at", "report", "rest", "role", "seen", "slots", "useful", "version",
     )  # fmt: skip
 
     def __init__(self, join: Join, now: float) -> None:
         self.name = join.worker
         self.role = join.role
-        self.host = join.host
-        self.pid = join.pid
         self.slots = join.slots
-        self.sessions = join.sessions  # samples that it opens at most; 0: any number
         self.version = join.version
-        self.target = -1  # version that it was asked to load; -1: none
-        self.target_at = 0.0
-        self.asleep = join.asleep  # its engine has freed its memory
-        self.waking = False  # asleep when it was last asked to load: it may be awake before it reports that
-        self.sleep_at = 0.0  # when it was asked to sleep; 0: it was not
-        self.woken_at = 0.0  # when it last awoke
+        self.join = join  # how it introduced itself
+        self.engine = Engine(asleep=join.asleep)  # a rollout worker's
         self.seen = now
-        self.phase = ""
-        self.phase_at = now  # when it entered the phase
-        self.stats: dict[str, float] = {}
-        self.usage: Usage | None = None
-        self.waits = ""  # for what, by its last report
-        self.holding: list[Holding] = []  # by its last report
+        self.report = Heartbeat(worker=join.worker)  # its last one
+        self.phase_at = now  # when it entered the phase that it reported last
         self.held: dict[SampleId, Sample] = {}  # by the ledger
-        self.parked: set[SampleId] = (
-            set()
-        )  # held, written ahead to the end: without a slot, until newer weights are loaded
+        self.parked = set[
+            SampleId
+        ]()  # held, written ahead to the end: without a slot, until newer weights are loaded
         self.beat = (now, -2, 0)  # of its last heartbeat: time, version, samples that had a slot
         self.busy = 0  # slots in use; a sample that is no longer parked may wait for one
         self.missing: dict[SampleId, float] = {}  # held, but not reported: since when
         self.claims: list[SampleId] = join.holding  # held when it joined, to be adopted
         self.opened: list[SampleId] = join.open  # open when it joined, to be asked for
-        self.resting = False  # failed lately: gets no samples until the next tick, or longer
-        self.rests_until = 0.0
-        self.rests_why = ""
+        self.rest: Rest | None = None
         self.useful = False  # a sample has made progress here
-        self.drained = False  # by an operator: gets no samples, see `control`
+        self.drained = False  # by an operator: gets no samples, see `Control`
         self.forwards = self.accepted = 0.0  # forwards and accepted drafts of its samples, exponentially weighted
 
-    def heard(self, phase: str, holding: list[Holding], stats: dict[str, float], now: float) -> None:
-        if phase != self.phase:
-            self.phase, self.phase_at = phase, now
-        self.seen, self.holding, self.stats = now, holding, stats
+    def heard(self, report: Heartbeat, now: float) -> None:
+        if report.phase != self.report.phase:
+            self.phase_at = now
+        self.seen, self.report = now, report
 
     def finished(self, info: SampleInfo) -> None:
         self.useful = True
@@ -144,6 +138,11 @@ class Workers:
         """Not heard for longer than the limit."""
         return [worker for worker in self if now - worker.seen > limit_s]
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """The broker did not run for so long: that is no silence of theirs."""
+        for worker in self:
+            worker.seen = min(now, worker.seen + seconds)
+
     def add(self, worker: Worker, now: float) -> None:
         self.by_name[worker.name] = worker
         self.joined.add(worker.role)
@@ -166,16 +165,14 @@ class Workers:
 
     def distrust(self, worker: Worker, now: float) -> None:
         """It reported a sample that the store lacks. Many in one rest count once: the store may have lost them."""
-        if now < worker.rests_until:
+        if worker.rest is not None and now < worker.rest.until:
             return
         times = _count(self.false_reports, worker.name)
         self._rest_for(worker, times, f"reported samples that the store lacks, {times} times", now)
 
     def _rest_for(self, worker: Worker, times: int, why: str, now: float) -> None:
         """Longer each time."""
-        worker.rests_until = now + min(LONGEST_REST_S, 2.0 ** min(times - 1, 20))
-        worker.rests_why = why
-        self.rest(worker, True)
+        self.rest(worker, Rest(now + min(LONGEST_REST_S, 2.0 ** min(times - 1, 20)), why))
 
     def remove(self, worker: Worker, now: float) -> None:
         """The caller has released the samples that it held."""
@@ -213,21 +210,25 @@ class Workers:
             worker.parked = parked
             self._changed(worker, now)
 
-    def rest(self, worker: Worker, resting: bool) -> None:
-        worker.resting = resting
+    def rests_s(self, name: str, now: float) -> float:
+        """For how long it gets no samples."""
+        rest = self.by_name[name].rest
+        return max(0.0, rest.until - now) if rest is not None else 0.0
+
+    def rest(self, worker: Worker, rest: Rest | None) -> None:
+        worker.rest = rest
         self.refresh(worker)
 
     def end_rests(self, now: float) -> None:
         for worker in self:
-            if worker.resting and now >= worker.rests_until:
-                self.rest(worker, False)
+            if worker.rest is not None and now >= worker.rest.until:
+                self.rest(worker, None)
 
     def refresh(self, worker: Worker) -> None:
         if (
-            worker.resting
+            worker.rest is not None
             or worker.drained
-            or worker.asleep
-            or worker.sleep_at
+            or worker.engine.state not in WRITES
             or len(worker.held) - len(worker.parked) >= worker.slots
         ):
             self.free[worker.role].pop(worker.name, None)

@@ -9,19 +9,21 @@ nothing of samples beyond what a worker holds when it joins.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
 
-from rhymed.config import Schedule
-from rhymed.errors import MalformedMessage, NameTaken, PeerGone, WireError
-from rhymed.messages import PROTOCOL, Drain, Heartbeat, Join, Leave, Message, Pause, SampleId, Welcome
-from rhymed.messages.names import wrong_name
-from rhymed.service.logline import cause
-from rhymed.wire.sockets import DONE
+from rhymed.core.config import Schedule
+from rhymed.core.config.base import MOST_STEPS
+from rhymed.core.errors import MalformedMessage, NameTaken, PeerGone, WireError
+from rhymed.core.messages import PROTOCOL, Drain, Heartbeat, Join, Leave, Message, Pause, SampleId, Welcome
+from rhymed.core.messages.names import wrong_name
+from rhymed.core.service.logfile import cause
+from rhymed.core.wire.sockets import DONE
 from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.ledger.workers import Worker
 from rhymed_broker.shell.delivery import Delivery
+from rhymed_broker.shell.turns import Turns
 from rhymed_broker.status.timeline import TimelineRecorder
 
 log = logging.getLogger(__name__)
@@ -41,15 +43,13 @@ class Admission:
         self._run, self._schedule, self._restart_at = run, schedule, restart_at
         self._ledger, self._delivery, self._timeline = ledger, delivery, timeline
 
-    def member(self, peer: bytes, name: str) -> Worker:
-        """A worker that has joined over this link; it is heard now. Raises `PeerGone`."""
-        worker = self._ledger.workers.by_name.get(name)
-        if worker is None:
+    def member(self, peer: bytes, name: str) -> None:
+        """A worker that has joined over this link is heard now. Raises `PeerGone`."""
+        if name not in self._ledger.workers.by_name:
             raise PeerGone(f"{name} is not known here: join first")
         if self._delivery.peer(name) != peer:
             raise PeerGone(f"{name} has joined over another link: join first")
-        worker.seen = time.monotonic()
-        return worker
+        self._ledger.heard(name, time.monotonic())
 
     def join(self, peer: bytes, join: Join) -> Welcome:
         now = time.monotonic()
@@ -58,7 +58,7 @@ class Admission:
         lost = self._lost(join)
         if self._ledger.join(join, now):
             self._restart_at(join.version)
-        self._timeline.joined(join, now, self._ledger.workers.by_name[join.worker].rests_until - now)
+        self._timeline.joined(join, now, self._ledger.workers.rests_s(join.worker, now))
         fields = {"event": "joined", "worker": join.worker}
         log.info("%s joined with %d slots, version %d", join.worker, join.slots, join.version, extra=fields)
         if lost:
@@ -83,8 +83,8 @@ class Admission:
         self._check_holder(peer, join, now)
         if join.role != "trainer":
             return
-        if join.version < 0:
-            raise MalformedMessage(f"{join.worker} reports {join.version} trained steps: there are none below 0")
+        if not 0 <= join.version <= MOST_STEPS:
+            raise MalformedMessage(f"{join.worker} reports {join.version} trained steps: a run has 0 to {MOST_STEPS}")
         present = self._ledger.workers.trainer
         if present is None or present.name == join.worker:
             return
@@ -97,9 +97,10 @@ class Admission:
         name = join.worker
         holder = self._ledger.workers.by_name.get(name)
         if holder is not None and self._delivery.peer(name) != peer and self._delivery.is_connected(name):
+            place = f"{holder.join.host} (process {holder.join.pid})"
             raise NameTaken(
-                f"{name} is the name of a {holder.role} worker on {holder.host} (process {holder.pid}), heard"
-                f" {now - holder.seen:.1f} s ago: choose another name with --name, or end that worker first"
+                f"{name} is the name of a {holder.role} worker on {place}, heard {now - holder.seen:.1f} s ago:"
+                " choose another name with --name, or end that worker first"
             )
 
     def _lost(self, join: Join) -> list[SampleId]:
@@ -108,13 +109,11 @@ class Admission:
         return [id for id in known.held if id not in kept] if known is not None else []
 
     def heartbeat(self, peer: bytes, beat: Heartbeat) -> Message:
-        worker, ledger = self.member(peer, beat.worker), self._ledger
-        if worker.role == "trainer" and ledger.started and beat.version < ledger.version:
-            raise PeerGone(f"{worker.name} is at step {beat.version}, not {ledger.version}: join first")
-        if worker.role == "trainer":
-            ledger.handover.training = beat.training
-        ledger.heartbeat(beat.worker, beat.version, beat.phase, beat.holding, beat.stats, time.monotonic())
-        worker.usage, worker.waits = beat.usage, beat.waits
+        self.member(peer, beat.worker)
+        ledger, trainer = self._ledger, self._ledger.workers.trainer
+        if trainer and trainer.name == beat.worker and ledger.started and beat.version < ledger.version:
+            raise PeerGone(f"{trainer.name} is at step {beat.version}, not {ledger.version}: join first")
+        ledger.heartbeat(beat, time.monotonic())
         self._timeline.heard(beat, time.monotonic())
         return DONE
 
@@ -138,3 +137,44 @@ class Admission:
     def dismissed(self, name: str) -> None:
         self._ledger.leave(name, time.monotonic())
         self._delivery.forget(name)
+
+
+# The ledger's tick: workers that are silent for too long are lost, and refused requests are repeated.
+#
+# Invariant: time in which this process did not run (it was suspended) does not count as a worker's silence, since the
+# messages of that time are still unread.
+
+LATE_S = 1.0  # a tick that is later than this: the process was suspended
+
+
+class Liveness:
+    def __init__(
+        self, schedule: Schedule, ledger: Ledger, turns: Turns, delivery: Delivery, timeline: TimelineRecorder
+    ) -> None:
+        self._schedule, self._ledger, self._turns = schedule, ledger, turns
+        self._delivery, self._timeline = delivery, timeline
+
+    async def run(self, wake: Callable[[], None]) -> None:
+        """`wake`: the ledger has changed."""
+        pause_s = min(1.0, self._schedule.heartbeat_s)
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(pause_s)
+            now = time.monotonic()
+            if (late_s := now - last - pause_s) > LATE_S:
+                self._excuse(late_s, now)
+            last = now
+            async with self._turns:  # what arrived before `now` is handled before it
+                await self._tick(now)
+            wake()
+
+    async def _tick(self, now: float) -> None:
+        for name, held in (await self._turns.run(self._ledger.tick.slices(now))).items():
+            fields = cause("lost", held, worker=name)
+            log.warning("%s is lost: silent for more than %g s", name, self._schedule.lost_after_s, extra=fields)
+            self._delivery.forget(name)
+            self._timeline.gone("lost", name, now)
+
+    def _excuse(self, late_s: float, now: float) -> None:
+        log.warning("this process did not run for %.1f s: that time does not count as silence of workers", late_s)
+        self._ledger.excuse(late_s, now)

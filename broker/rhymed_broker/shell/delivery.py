@@ -7,19 +7,58 @@ joined last. An action that cannot be delivered goes back to the ledger with the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from rhymed import messages
-from rhymed.errors import DeadlineExceeded, PeerGone, RhymedError, StepRefused, StoreError
-from rhymed.service.logline import cause
-from rhymed.wire.sockets import Server
+from rhymed.core import messages
+from rhymed.core.errors import DeadlineExceeded, PeerGone, RhymedError, StepRefused, StoreError
+from rhymed.core.messages import NO_SIGNAL, SampleId
+from rhymed.core.service.logfile import cause
+from rhymed.core.service.retry import PATIENCE_S, Attempt, retry_store
+from rhymed.core.wire.sockets import Server
 from rhymed_broker.ledger.actions import Act, Assign, Begin, Cancel, Close, Load, Release, ScoreSamples, Sleep, Train
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.shell.turns import Turns
 
+# The broker's writes to the store, in order and in the background: marks in the journal, log-probs to delete.
+#
+# A write is repeated while the store is away, up to a deadline; then the broker ends with that error. Losing the
+# queue in a crash is safe: a missing mark costs repeated work, never a sample.
+
 log = logging.getLogger(__name__)
+
+
+class Outbox:
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._writes: asyncio.Queue[tuple[str, Attempt]] = asyncio.Queue()
+        self._patience_s = patience_s
+
+    def put(self, what: str, write: Attempt) -> None:
+        """`write` may be called several times."""
+        self._writes.put_nowait((what, write))
+
+    async def run(self) -> None:
+        """Until cancelled. Raises `StoreError` if the store stays away."""
+        while True:
+            what, write = await self._writes.get()
+            await retry_store(write, what, self._patience_s)
+            self._writes.task_done()
+
+    async def flush(self, deadline_s: float) -> bool:
+        """Wait until all is written, up to the deadline; returns whether it is."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._writes.join(), deadline_s)
+            return True
+        return False
+
+
+def log_drop(ids: Sequence[SampleId], reason: str) -> None:
+    level = logging.INFO if reason.startswith(NO_SIGNAL) else logging.WARNING
+    fields = cause("dropped", ids, reason=reason)
+    log.log(level, "%d samples dropped, first %s: %s", len(ids), ids[0], reason, extra=fields)
+
 
 DELIVERY_S = 15.0  # for the answer that a worker has accepted a request; the work comes later
 TRAIN_S = 300.0  # the trainer answers when it has read all samples of the step
@@ -133,19 +172,17 @@ class Delivery:
         match order:
             case Assign(name, ids, _) | Act(name, ids) | ScoreSamples(name, ids):
                 silent = isinstance(error, PeerGone | DeadlineExceeded)  # then it cannot be a sample's fault
-                self._ledger.retries.given_back(name, ids, str(error), now, blame="none" if silent else "worker")
-            case Load(name, _):
-                self._ledger.handover.load_failed(name)
-            case Sleep(name):
-                self._ledger.handover.sleep_failed(name)
+                self._ledger.given_back(name, ids, str(error), now, blame="none" if silent else "worker")
+            case Load(worker=name) | Sleep(worker=name):
+                self._ledger.undelivered(name)
             case Release(_, ids):
-                self._ledger.dispatch.stay(ids)
+                self._ledger.stays(ids)
             case Train(_, step, _, _) if order is self._train and step == self._ledger.version:
                 self._refused(step, error, now)
         self._wake()
 
     def _refused(self, step: int, error: RhymedError, now: float) -> None:
-        self._ledger.handover.failed(now, str(error))
+        self._ledger.refused(now, str(error))
         if (tried_s := self._ledger.handover.refused_s(now)) > REFUSED_S:
             raise StepRefused(
                 f"step {step + 1} could not be given to the trainer for {tried_s:.0f} s: {error}; fix that,"

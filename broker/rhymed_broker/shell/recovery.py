@@ -14,29 +14,27 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NoReturn
 
-from rhymed.config import Config
-from rhymed.errors import CheckpointLost, FilesLost, RhymedError
+from rhymed.core.config import Config
+from rhymed.core.errors import CheckpointLost, FilesLost, RhymedError
+from rhymed.core.messages import EVAL, Drawn, Journal, JournalEntry, LengthRow
+from rhymed.core.run.folder import identity
+from rhymed.core.run.layout import RunLayout, ids_of
+from rhymed.core.service.retry import retry_store
+from rhymed.core.text import quoted
 from rhymed.inputs.rows import Row
-from rhymed.messages import EVAL, Drawn, Journal, JournalEntry, LengthRow
-from rhymed.run.folder import identity, ids_of
-from rhymed.run.layout import RunLayout
-from rhymed.service.retry import retry_store
-from rhymed_broker.ledger.evaluation import Evaluation, evaluation_of
-from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.mixture import mixture_of
-from rhymed_broker.plan import Plan
-from rhymed_broker.sampler import sampler_of
-from rhymed_broker.shell.outbox import Outbox
+from rhymed_broker.ledger.ledger import Evaluation, Ledger, evaluation_of
+from rhymed_broker.plan import Plan, mixture_of, sampler_of
+from rhymed_broker.shell.delivery import Outbox
 from rhymed_broker.shell.turns import Turns
 from rhymed_broker.slices import chunks
 from rhymed_broker.status.timeline import TimelineRecorder
 from rhymed_store.client import StoreClient
 
+log = logging.getLogger(__name__)
+
 RECALLED = 256  # prompts per request for their lengths
 NO_REWARD = "its step was trained without it: the store has no reward of it"  # why a sample was dropped
 NOT_PLANNED = "the run asks for no such sample"
-
-log = logging.getLogger(__name__)
 
 
 class Recovery:
@@ -131,18 +129,18 @@ class Recovery:
             log.warning("step %d is scheduled without the lengths of earlier epochs: %s", step + 1, error)
         if past:
             async with self._turns:
-                await self._turns.run(self._ledger.dispatch.remember.slices(past))
+                await self._turns.run(self._ledger.remember.slices(past))
 
     async def _prepare(self) -> None:
-        from rhymed.inputs.prepared import rows_of
+        from rhymed.inputs.prepared import kept_rows
 
         config, folder = self._config, self._places.folder
         id = (ids_of(folder) or [""])[-1]
         rollout, trainer = config.rollout, config.trainer
         parts = config.data.parts if trainer.steps != 0 else []
-        rows = [await asyncio.to_thread(rows_of, config, folder, data) for data in parts]
+        rows = [await asyncio.to_thread(kept_rows, config, folder, data) for data in parts]
         held_out = {
-            data.name: await asyncio.to_thread(rows_of, config, folder, data) for data in config.eval.datasets
+            data.name: await asyncio.to_thread(kept_rows, config, folder, data) for data in config.eval.datasets
         }
         await retry_store(lambda: self._store.open_run(config.run.name, fingerprint(config), id), "open the run")
         prompts = [await self._put_prompts(part) for part in rows]
@@ -170,7 +168,7 @@ def _behind(position: int, forgotten: int, places: RunLayout) -> CheckpointLost:
     return CheckpointLost(
         f"the trainer begins after {position} steps, but the store has deleted the log-probs of steps below"
         f" {forgotten}, which a checkpoint covered: restore a checkpoint of at least {forgotten} steps in"
-        f" {places.checkpoints}, continue without earlier samples (rhymed run --resume {places.folder}"
+        f" {places.checkpoints}, continue without earlier samples (rhymed run --resume {quoted(places.folder)}"
         " --without-history), or start a new run"
     )
 
@@ -179,7 +177,7 @@ def _ahead(position: int, end: int, places: RunLayout) -> FilesLost:
     return FilesLost(
         f"the trainer begins after {position} steps, but the newest samples in {places.database} are of step {end}:"
         " it is older than the checkpoint, or of another run. Restore it, or continue without earlier samples:"
-        f" rhymed run --resume {places.folder} --without-history"
+        f" rhymed run --resume {quoted(places.folder)} --without-history"
     )
 
 

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rhymed.messages import SampleId
-from rhymed_broker.pipe import POLICIES
-from rhymed_broker.simulate.bounds import bound_s, path_s
-from rhymed_broker.simulate.cluster import Cluster, Totals
+from rhymed.core.messages import SampleId
+from rhymed_broker.scheduler import POLICIES
+from rhymed_broker.simulate.cluster import Cluster, Totals, bound_s, path_s
 from rhymed_broker.simulate.workload import Workload
 from rhymed_broker.simulate.world import World
 
@@ -112,7 +111,9 @@ def compare(workload: Workload, cluster: Cluster, modes: Sequence[Mode], *, trac
         )
         totals = world.run()
         lower = bound_s(workload, cluster, totals.tokens) if cluster.flat else bound
-        path = None if mode.max_staleness else path_s(workload, cluster, run_ahead=bool(mode.run_ahead))
+        path = (
+            None if mode.max_staleness else path_s(workload, cluster, world.batches, run_ahead=bool(mode.run_ahead))
+        )
         results.append(Result(mode, totals, world, lower, path))
     return results
 

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.errors import DataError
-from rhymed.messages import EVAL, SampleId
-from rhymed_broker.plan import Plan
+from rhymed.core.errors import DataError
+from rhymed.core.messages import EVAL, SampleId
+from rhymed_broker.plan import ByLength, Plan, recent_steps
 
 
 class Workload(Protocol):
@@ -39,6 +39,7 @@ class Shape(NamedTuple):
     drift: float = 0.1  # sigma of a prompt's change from epoch to epoch
     cap: int = 32768
     seed: int = 0
+    collect: float = 0.0  # share of the prompts, those with the longest responses, that share few steps
 
 
 class Synthetic:
@@ -48,7 +49,9 @@ class Synthetic:
         self.cap, self._shape = shape.cap, shape
         ids = [_hex(f"prompt {number}") for number in range(shape.prompts)]
         epochs = -(-shape.steps * shape.prompts_per_step // shape.prompts) + 1
-        self.plan = Plan(ids, shape.prompts_per_step, shape.group_size, epochs, shape.steps, shape.seed)
+        recent = recent_steps(shape.prompts, shape.prompts_per_step)
+        sampler = ByLength(shape.collect, recent, shape.seed) if shape.collect else None
+        self.plan = Plan(ids, shape.prompts_per_step, shape.group_size, epochs, shape.steps, shape.seed, sampler)
         spread = math.hypot(shape.prompt_sigma, shape.sample_sigma)
         noise = np.random.default_rng(shape.seed)
         start = math.log(shape.mean) - spread**2 / 2 + shape.prompt_sigma * noise.standard_normal(shape.prompts)
@@ -77,7 +80,11 @@ class Recorded:
     """Lengths that a run had. An epoch that was not recorded repeats the last one that was."""
 
     def __init__(
-        self, lengths: Iterable[tuple[str, int, int]], prompts_per_step: int, steps: int | None = None
+        self,
+        lengths: Iterable[tuple[str, int, int]],
+        prompts_per_step: int,
+        steps: int | None = None,
+        collect: float = 0.0,
     ) -> None:
         """`lengths`: (prompt, step, response tokens) in the samples' order. Raises `DataError` without any."""
         self._lengths: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -90,7 +97,9 @@ class Recorded:
         group_size = max(map(len, groups))
         epochs = max(len(steps) for steps in self._lengths.values())
         prompts = sorted(self._lengths)
-        self.plan = Plan(prompts, min(prompts_per_step, len(prompts)), group_size, epochs, steps)
+        each = min(prompts_per_step, len(prompts))
+        sampler = ByLength(collect, recent_steps(len(prompts), each)) if collect else None
+        self.plan = Plan(prompts, each, group_size, epochs, steps, sampler=sampler)
 
     def length(self, id: SampleId) -> int:
         """In the n-th epoch, the length in the prompt's n-th recorded step."""

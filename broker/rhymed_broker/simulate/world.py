@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from rhymed.messages import EVAL, NO_SIGNAL, Holding, Join, LengthRow, SampleId, SampleInfo, Score
-from rhymed.staleness import window
+from rhymed.core.messages import EVAL, NO_SIGNAL, Heartbeat, Holding, Join, LengthRow, SampleId, SampleInfo, Score
+from rhymed.core.steps import window
 from rhymed_broker.forecast import Forecast, Lengths
 from rhymed_broker.ledger import actions
-from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.ledger.refill.signal import SignalRule
-from rhymed_broker.pipe import Policy
+from rhymed_broker.ledger.actions import Begin, Train
+from rhymed_broker.ledger.ledger import Ledger, SignalRule
+from rhymed_broker.scheduler import Policy
 from rhymed_broker.simulate.cluster import Cluster, Totals
 from rhymed_broker.simulate.engine import PLAIN, Engine, Entry
-from rhymed_broker.simulate.trainer import Trainer
 from rhymed_broker.simulate.workload import Workload
 
 
@@ -50,7 +49,7 @@ class World:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._planned: dict[str, float] = {}  # worker -> when its next sample finishes
         self._touched: set[str] = set()
-        self._random, self._trainer = random.Random(cluster.seed), Trainer(workload, cluster.train_s)
+        self._random, self._trainer = random.Random(cluster.seed), Trainer(workload, self._open, cluster.train_s)
         self._trace, self._over = trace, False
         self.now = 0.0
         self._count = self.tokens = self.ahead = self.kept = self.moved = self.filtered = self.dropped = 0
@@ -59,6 +58,7 @@ class World:
         self.steady = (0.0, 0.0)
         self.generated_s = 0.0
         self.step_s: list[float] = []
+        self.batches: dict[int, list[SampleId]] = {}  # step -> the samples that it was trained on
 
     def run(self) -> Totals:
         """Until all steps of the plan are trained."""
@@ -82,6 +82,9 @@ class World:
         if not self._over:
             raise RuntimeError(f"the simulation stands still at {self.now:.0f} s: {ledger.samples.depths()}")
         return self._totals()
+
+    def _open(self, step: int) -> list[SampleId]:
+        return list(self.ledger.samples.open_steps[step].samples)
 
     def _join(self, name: str, role: Any, slots: int) -> None:
         version = 0 if role != "reward" else -1
@@ -119,9 +122,9 @@ class World:
                 holding = [Holding(id=id, tokens=engine.tokens(entry)) for id, entry in engine.running.items()]
                 holding += [Holding(id=entry.id, tokens=entry.begun) for entry in engine.waiting]
                 holding += [Holding(id=id, tokens=tokens, parked=True) for id, tokens in ahead.items()]
-                ledger.heartbeat(name, self._versions[name], "", holding, {}, self.now)
+                ledger.heartbeat(Heartbeat(worker=name, version=self._versions[name], holding=holding), self.now)
         for name in ("reward", "trainer"):
-            ledger.workers.by_name[name].seen = self.now
+            ledger.heard(name, self.now)
         ledger.tick(self.now)
         self._at(self.now + self.cluster.beat_s, self._beat)
 
@@ -139,7 +142,7 @@ class World:
             else:
                 ready.append(self._info(entry, version))
         if parked:
-            self.ledger.holdings.parked(name, parked, self.now)
+            self.ledger.parked(name, parked, self.now)
         if ready:
             self.generated_s = self.now
             self.ledger.generated(name, ready, self.now)
@@ -195,6 +198,7 @@ class World:
             case actions.Begin():
                 self._trainer.begin(self.now, action)
             case actions.Train():
+                self.batches[action.step] = list(action.ids)
                 self._at(self._trainer.train(self.now, action), self._trained, action.step)
             case actions.Release(name, ids) if name in self.engines:
                 self._release(name, ids)
@@ -205,7 +209,7 @@ class World:
                     self._ahead[name].pop(id, None)
                 self._touched.add(name)
             case actions.Recall(_, prompts):
-                self.ledger.dispatch.remember({prompt: LengthRow(prompt=prompt, lengths=[]) for prompt in prompts})
+                self.ledger.remember({prompt: LengthRow(prompt=prompt, lengths=[]) for prompt in prompts})
             case actions.FinishRun():
                 self._over = True
             case actions.Mark(ids, "dropped", reason) if reason.startswith(NO_SIGNAL):
@@ -259,7 +263,7 @@ class World:
         for id in ids:
             if entry := engine.remove(id):
                 self._partials[id] = (self._versions[name], engine.tokens(entry))
-                self.ledger.retries.given_back(name, [id], "moved", self.now, moved=True)
+                self.ledger.given_back(name, [id], "moved", self.now, moved=True)
                 self.moved += 1
         self._touched.add(name)
 
@@ -298,3 +302,33 @@ class World:
             events=self._count,
             step_s=self.step_s,
         )
+
+
+# The trainer in virtual time computes one group after another, each in proportion to its tokens.
+
+
+class Trainer:
+    """`step_s`: seconds that a whole step takes."""
+
+    def __init__(self, workload: Workload, samples: Callable[[int], Iterable[SampleId]], step_s: float) -> None:
+        self._workload, self._samples, self._step_s = workload, samples, step_s
+        self._free_at = 0.0
+        self._step, self._done, self._total = -1, 0, 1  # tokens of this step: begun with, of all its samples
+
+    def begin(self, now: float, order: Begin) -> None:
+        """These samples, while others of the step are still generated."""
+        if order.step != self._step:
+            self._step, self._done = order.step, 0
+            self._total = self._tokens(self._samples(order.step))
+        tokens = self._tokens(order.ids)
+        self._done += tokens
+        self._free_at = max(self._free_at, now) + self._step_s * tokens / self._total
+
+    def train(self, now: float, order: Train) -> float:
+        """All samples of the step. Returns when it is trained."""
+        left = 1.0 if order.step != self._step else max(0.0, 1 - self._done / self._tokens(order.ids))
+        self._free_at = max(self._free_at, now) + self._step_s * left
+        return self._free_at
+
+    def _tokens(self, ids: Iterable[SampleId]) -> int:
+        return sum(map(self._workload.length, ids))

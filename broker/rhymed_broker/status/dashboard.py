@@ -1,4 +1,4 @@
-"""Runs the dashboard (`rhymed.dashboard`) as a process next to the broker, and restarts it.
+"""Runs the dashboard (`rhymed.show.dashboard`) as a process next to the broker, and restarts it.
 
 Invariant: a failure of the dashboard does not affect the run. It reads the run's folder itself; from the broker it
 requests snapshots of the queues, at most every `LEAST_S`. That is its whole cost to the broker's event loop, for any
@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
-from rhymed.run.layout import ADDRESS_FILE, RunLayout
-from rhymed.service.children import exit_reason, restart_pause_s, terminate, wait_or_kill
+from rhymed.core.run.layout import ADDRESS_FILE, RunLayout
+from rhymed.core.service.children import exit_reason, restart_pause_s, terminate, wait_or_kill
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Dashboard:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "rhymed.dashboard",
+            "rhymed.show.dashboard",
             str(self._places.folder),
             self._address,
             stdin=asyncio.subprocess.PIPE,

@@ -1,18 +1,31 @@
-"""A snapshot of the run for people: pure, from the ledger, the time and a `RunInfo`."""
+"""A snapshot of the run for people: pure, from the ledger, the time and a `RunInfo`.
+
+`queues` is the snapshot, `group` one group of it, and `diagnostics` says in sentences what keeps the run from going
+on.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import heapq
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, islice, takewhile
+from typing import get_args
 
-from rhymed import messages
+from rhymed.core import messages
+from rhymed.core.errors import FilesLost, RhymedError
+from rhymed.core.messages import EVAL, GetQueues, Queues, Role
+from rhymed.core.service.retry import WAITS
+from rhymed.core.service.service import LagMeter
+from rhymed.core.text import counted, readable, step_name
 from rhymed_broker.ledger.ledger import Ledger
+from rhymed_broker.ledger.retries import TAKEN
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker
-from rhymed_broker.states import Sample
-from rhymed_broker.status.diagnostics import diagnostics
+from rhymed_broker.states import Sample, State
+from rhymed_store.client import StoreClient
 
 GROUPS = 96  # rows per step
 
@@ -95,26 +108,26 @@ def stored(numbers: dict[str, float]) -> dict[str, float]:
 
 
 def _worker(worker: Worker, now: float, *, with_samples: bool) -> messages.WorkerRow:
-    tokens = {item.id: item.tokens for item in worker.holding} if with_samples else {}
+    tokens = {item.id: item.tokens for item in worker.report.holding} if with_samples else {}
     return messages.WorkerRow(
         worker=worker.name,
         role=worker.role,
-        host=worker.host,
-        pid=worker.pid,
+        host=worker.join.host,
+        pid=worker.join.pid,
         slots=worker.slots,
         version=worker.version,
-        phase=worker.phase,
+        phase=worker.report.phase,
         silent_s=now - worker.seen,
         holding=[
             messages.Holding(id=id, tokens=tokens.get(id, 0), parked=id in worker.parked, seconds=now - sample.since)
             for id, sample in (worker.held.items() if with_samples else ())
         ],
-        stats=worker.stats,
+        stats=worker.report.stats,
         held=len(worker.held),
         parked=len(worker.parked),
         accept_length=worker.accept_length,
         drained=worker.drained,
-        usage=worker.usage,
+        usage=worker.report.usage,
     )
 
 
@@ -145,3 +158,200 @@ def _step(open_step: OpenStep, now: float, begun: dict[str, list[Sample]]) -> me
         open_s=now - open_step.meter.opened_at,
         rows=_groups(open_step, begun),
     )
+
+
+# What keeps the run from making progress now, in sentences for people. Pure: from the ledger and the time.
+#
+# Every wait that a person could end, or would want to know of, has its sentence here.
+
+PATIENCE_S = 5.0  # shorter waits are not reported
+START_S = 300.0  # for the first worker of a role, which may load a large engine
+LOADING_S = 90.0
+STILL_S = 60.0  # a sample without a change; a tool may take so long
+PHASE_S = 300.0  # a trainer changes its phase with every micro-batch
+MANY = 0.5  # of a step's samples
+WORDS = 160  # characters of a reason
+QUEUES: tuple[tuple[State, Role, str], ...] = (
+    ("waiting", "rollout", "generated"),
+    ("turned", "environment", "answered by their environment"),
+    ("generated", "reward", "scored"),
+)
+CHECKED = 64  # samples per state, those that entered it first
+
+
+def diagnostics(ledger: Ledger, now: float, *, up_s: float, ready: bool, others: Sequence[str] = ()) -> list[str]:
+    """`up_s`: since the broker started; `ready`: the dataset is read; `others`: more sentences, or empty strings."""
+    lines = [*_operated(ledger, now), *(other for other in others if other)]
+    if ready:
+        lines += _absent(ledger, now, up_s)
+    more = [*_resting(ledger, now), *_refused(ledger, now), *_loading(ledger, now), *_dropped(ledger), *_flat(ledger)]
+    return [*lines, *_silent(ledger, now), *_waiting(ledger), *_slow(ledger, now), *_stuck(ledger, now), *more]
+
+
+def _operated(ledger: Ledger, now: float) -> Iterator[str]:
+    """What an operator asked for, and may have forgotten."""
+    control = ledger.control
+    if control.paused:
+        yield f"paused by an operator for {now - control.paused_at:.0f} s; `rhymed steer resume` continues"
+    for state, role, _ in QUEUES:
+        workers = ledger.workers.of_role(role)
+        if workers and all(worker.drained for worker in workers) and ledger.samples.queues[state]:
+            yield f"every {role} worker is drained; `rhymed steer undrain WORKER` gives one work again"
+    for open_step in ledger.samples.evaluations():
+        version = open_step.step - EVAL
+        able = [worker for worker in ledger.workers.of_role("rollout") if worker.version == version]
+        if open_step.counts["waiting"] and able and all(worker.drained for worker in able):
+            yield f"the evaluation of version {version} waits for {able[0].name}, which is drained"
+
+
+def _absent(ledger: Ledger, now: float, up_s: float) -> Iterator[str]:
+    """Roles of which no worker is here, though there was one or the time for a start is over."""
+    if ledger.finished:
+        return
+    late = {role for role in get_args(Role) if up_s > (PATIENCE_S if role in ledger.workers.joined else START_S)}
+    if ledger.workers.trainer is None and "trainer" in late:
+        yield "no trainer is here: no step is trained, and no weights are served"
+    for state, role, what in QUEUES:
+        queue = ledger.samples.queues[state]
+        if queue and role in late and not ledger.workers.of_role(role) and now - next(iter(queue)).since > PATIENCE_S:
+            yield f"no {role} worker is here: {len(queue)} samples wait to be {what}"
+
+
+def _silent(ledger: Ledger, now: float) -> Iterator[str]:
+    limit_s = min(PATIENCE_S, ledger.rules.lost_after_s / 2)
+    for name, worker in sorted(ledger.workers.by_name.items()):
+        if now - worker.seen > limit_s:
+            lost_s = ledger.rules.lost_after_s - (now - worker.seen)
+            yield f"{name} has been silent for {now - worker.seen:.0f} s; lost in {max(0.0, lost_s):.0f} s"
+
+
+def _waiting(ledger: Ledger) -> Iterator[str]:
+    """What a worker itself says that it waits for. Of several with the same words, one."""
+    seen: dict[str, str] = {}
+    for name, worker in sorted(ledger.workers.by_name.items()):
+        if waits := worker.report.waits:
+            seen.setdefault(waits.partition(":")[2], f"{name} has waited {waits[:WORDS]}")
+    yield from seen.values()
+
+
+def _resting(ledger: Ledger, now: float) -> Iterator[str]:
+    for name, worker in sorted(ledger.workers.by_name.items()):
+        if worker.rest is not None and worker.rest.until > now:
+            yield f"{name} {worker.rest.why}: no work for {worker.rest.until - now:.0f} s"
+
+
+def _refused(ledger: Ledger, now: float) -> Iterator[str]:
+    refused_s, refusal = ledger.handover.refused_s(now), ledger.handover.refusal
+    if refused_s > PATIENCE_S and refusal is not None:
+        yield f"{step_name(ledger.version)} could not be given to the trainer for {refused_s:.0f} s: {refusal.why}"
+
+
+def _dropped(ledger: Ledger) -> Iterator[str]:
+    """The run continues without them, but learns little."""
+    step, samples, dropped = ledger.samples.sparse
+    why = ledger.samples.last_drop[:WORDS]
+    if not ledger.finished and dropped > samples * MANY:
+        yield f"{dropped} of {samples} samples of {step_name(step)} were dropped, lately: {why}"
+
+
+def _flat(ledger: Ledger) -> Iterator[str]:
+    """The run continues, but these groups change nothing."""
+    step, groups, flat = ledger.samples.flat
+    if not ledger.finished and flat > groups * MANY:
+        yield (
+            f"{flat} of {groups} groups of {step_name(step)} had no signal and could not be replaced any more"
+            " (trainer.dynamic_sampling): are the prompts too easy or too hard?"
+        )
+
+
+def _loading(ledger: Ledger, now: float) -> Iterator[str]:
+    for name, worker in sorted(ledger.workers.by_name.items()):
+        engine = worker.engine
+        if engine.late(now, LOADING_S):
+            yield f"{name} was asked to load version {engine.target} {now - engine.ordered_at:.0f} s ago"
+
+
+def _slow(ledger: Ledger, now: float) -> Iterator[str]:
+    trainer = ledger.workers.trainer
+    if trainer is None or trainer.report.phase in ("", "idle") or now - trainer.phase_at < PHASE_S:
+        return
+    yield f"{trainer.name} has been at '{trainer.report.phase}' for {now - trainer.phase_at:.0f} s"
+
+
+def _stuck(ledger: Ledger, now: float) -> Iterator[str]:
+    for state in TAKEN:
+        limit_s = ledger.rules.still_s(state)
+        for sample, _ in zip(ledger.samples.queues[state], range(CHECKED), strict=False):
+            still_s = now - max(sample.since, sample.advanced)
+            worker = ledger.workers.by_name.get(sample.worker)
+            parked = worker is not None and sample.id in worker.parked
+            if still_s > min(STILL_S, limit_s / 3) and not parked:
+                name = readable(str(sample.id))
+                yield (
+                    f"sample {name} has been {state} with {sample.worker} for {still_s:.0f} s without a change;"
+                    f" taken from it in {max(0.0, limit_s - still_s):.0f} s"
+                )
+                break
+
+
+# The newest numbers of the ledger, the trainer, the evaluation and the store, as one snapshot for people.
+
+STORE_POLL_S = 2.0
+STORE_ANSWERS_S = 3.0
+
+
+class Latest:
+    def __init__(self, run: str, ledger: Ledger, lag: LagMeter) -> None:
+        self.store: dict[str, float] = {}  # its last statistics
+        self._run, self._ledger, self._lag = run, ledger, lag
+        self._begun = time.monotonic()
+        self._metrics: dict[str, float] = {}  # of the last trained step
+        self._val: dict[str, float] = {}  # of the newest evaluation
+        self._store_warning = ""
+
+    def trained(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """A step's metrics, with the store's size."""
+        self._metrics = {**metrics, **stored(self.store)}
+        return self._metrics
+
+    def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
+        self._val = {"val/version": float(version), **metrics}
+
+    async def watch(self, store: StoreClient) -> None:
+        """Poll the store's statistics; a store that is away or full becomes a warning. Raises `FilesLost`."""
+        most = 0
+        while True:
+            try:
+                stats = await store.stats(deadline_s=STORE_ANSWERS_S)
+                self._store_warning = stats.full
+                self.store = numbers(stats)
+            except RhymedError as error:
+                self._store_warning = f"the store does not answer: {error}"
+            else:
+                if stats.samples < most:  # it deletes none
+                    raise FilesLost(
+                        f"the store has {counted(stats.samples, 'sample')} and had {most:,}: it came back with other"
+                        " files. Put those of this run back and resume it, or resume it with --without-history"
+                    )
+                most = stats.samples
+            await asyncio.sleep(STORE_POLL_S)
+
+    def queues(self, request: GetQueues, *, steps: int | None, finished: bool, warnings: Sequence[str]) -> Queues:
+        """`steps`: of the whole run; None: the dataset is not read yet."""
+        now = time.monotonic()
+        run = RunInfo(
+            name=self._run,
+            uptime_s=now - self._begun,
+            steps=steps,
+            finished=finished,
+            metrics=self._metrics,
+            evaluation=self._val,
+            lag_ms=self._lag.p99_ms(),
+            store=self.store,
+            warnings=[
+                self._store_warning,
+                f"the broker has waited {WAITS.longest}" if WAITS.longest else "",
+                *warnings,
+            ],
+        )
+        return queues(self._ledger, now, run, only=request.worker if request.brief else None)

@@ -1,22 +1,80 @@
-"""Records the run's timeline: heartbeats and events in, rows of `rhymed.run.timeline` out. Pure: the time comes in.
+"""Records the run's timeline: heartbeats and events in, rows of `rhymed.core.run.timeline` out. Pure: the time comes
+in.
 
 Invariants: a worker's rows add up to the growth of its counters since it was first heard; a lost heartbeat leaves no
 gap, and a new process under an old name counts from zero. For any number of workers there are at most `ROWS_A_SECOND`
 rows per second, and a run of age t has at most `ROWS` * (1 + log t). A worker has at most one `version` event per
 row; other events are few: one per step, join or loss. Unread rows are bounded too. Knows no files.
+
+`TimelineRecorder` makes the rows of `Means`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import math
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from rhymed.messages import Heartbeat, Join
-from rhymed.run.timeline import Event, Kind, Role, Span
-from rhymed.service.activities import seconds_of
-from rhymed_broker.status.means import Means
+from rhymed.core.messages import GpuUsage, Heartbeat, Join, Usage
+from rhymed.core.run.metrics import MetricsLog
+from rhymed.core.run.timeline import Event, Kind, Role, Span, Writer
+from rhymed.core.service.stopwatch import seconds_of
+
+# A row of the timeline has the means of what the heartbeats in its seconds report. Pure.
+#
+# A row may last for hours, so only sums are kept.
+
+GIB = 1 << 30
+
+
+DIGITS = {"tokens_per_s": 1, "cpu": 2, "ram_gib": 2, "gpu": 3, "gpu_gib": 2, "gpu_celsius": 1}
+"""Fields of `rhymed.core.run.timeline.Span`."""
+
+
+class Means:
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}  # field -> sum, number of values
+
+    def add(self, field: str, value: float | None) -> None:
+        """None: not known, and left out."""
+        if value is not None:
+            total, count = self._sums.get(field, (0.0, 0))
+            self._sums[field] = total + value, count + 1
+
+    def add_usage(self, usage: Usage) -> None:
+        self.add("cpu", usage.cpu)
+        self.add("ram_gib", usage.memory / GIB)
+        self.add("gpu", _mean(gpu.utilization for gpu in usage.gpus))
+        self.add("gpu_gib", _gib(usage.gpus))
+        self.add("gpu_celsius", _hottest(usage.gpus))
+
+    def read(self) -> dict[str, float]:
+        """What no heartbeat knows is left out."""
+        return {field: round(total / count, DIGITS[field]) for field, (total, count) in self._sums.items()}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _gib(gpus: Iterable[GpuUsage]) -> float | None:
+    known = [gpu.memory for gpu in gpus if gpu.memory is not None]
+    return sum(known) / GIB if known else None
+
+
+def _hottest(gpus: Iterable[GpuUsage]) -> float | None:
+    return max((gpu.celsius for gpu in gpus if gpu.celsius is not None), default=None)
+
+
+# The recorder of the timeline.
 
 SHORTEST_S = 1.0  # length of a row
 EARLY = 0.9  # part of a row's length after which a heartbeat may end it: heartbeats jitter
@@ -161,3 +219,89 @@ class TimelineRecorder:
         """Strictly increasing, so a reader can continue after the last time that it has read."""
         self._last = max(round(self._wall + now - self._begun, 3), round(self._last + 0.001, 3))
         return self._last
+
+
+# Writes the timeline and the metrics into the run's folder, in the background.
+#
+# Invariant: a file that cannot be written never delays or ends the run. Its rows are dropped, with a warning.
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 0.5
+
+
+class TimelineWriter:
+    """Writes what `timeline` has recorded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.timeline = TimelineRecorder(time.time(), time.monotonic())
+        self.trouble = ""  # why rows were dropped; empty: none were
+        self._writer = Writer(folder)
+        self._writing = asyncio.Lock()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Everything recorded so far."""
+        async with self._writing:
+            rows = self.timeline.drain()
+            if not rows:
+                return
+            try:
+                await asyncio.to_thread(self._writer.write, rows)
+                self.trouble = ""
+            except OSError as error:
+                if not self.trouble:
+                    log.warning("the timeline could not be written, %d rows are dropped: %s", len(rows), error)
+                self.trouble = f"the timeline could not be written, and is dropped: {error}"
+
+    async def close(self) -> None:
+        await self.flush()
+        await asyncio.to_thread(self._writer.close)
+
+
+class MetricsWriter:
+    def __init__(self, file: MetricsLog, written: int = -1) -> None:
+        """`written`: the last trained step with a row in the file."""
+        self.trouble = ""  # why the last row was dropped; empty: it was written
+        self._file = file
+        self._waiting: asyncio.Queue[tuple[int, dict[str, float]]] = asyncio.Queue()
+        self._last = written
+
+    def roll_back(self, position: int) -> None:
+        """Steps from `position` on are trained again."""
+        self._last = min(self._last, position - 1)
+
+    def trained(self, step: int, metrics: dict[str, float]) -> None:
+        """A step's row; a repeated one is ignored."""
+        if step > self._last and metrics:
+            self._last = step
+            self.put(step, metrics)
+
+    def put(self, step: int, metrics: dict[str, float]) -> None:
+        self._waiting.put_nowait((step, metrics))
+
+    async def run(self) -> None:
+        while True:
+            step, metrics = await self._waiting.get()
+            try:
+                await asyncio.to_thread(self._file.write, step, metrics)
+                self.trouble = ""
+            except OSError as error:
+                self.trouble = (
+                    f"a row of metrics.jsonl (step {step} there) could not be written, and is dropped: {error}"
+                )
+                log.warning(self.trouble)
+            self._waiting.task_done()
+
+    async def flush(self, deadline_s: float) -> None:
+        """Wait until all is written, up to the deadline."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._waiting.join(), deadline_s)
+
+    async def close(self) -> None:
+        with contextlib.suppress(OSError):  # reported when the row was written
+            await asyncio.to_thread(self._file.close)

@@ -1,5 +1,4 @@
-"""Exports to third-party systems: metrics to W&B, trackio and MLflow, text and hparams to TensorBoard, one file each,
-and traces over OTLP.
+"""Exports to third-party systems: metrics to W&B, trackio and MLflow, text and hparams to TensorBoard, one file each.
 
 Invariants: a run never waits for a sink, nor fails with it. Each sink is a process that follows `metrics.jsonl` and
 stores its position: what it cannot send now it sends later, even after it or the run was killed. Names are those of
@@ -15,10 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rhymed.errors import ConfigError
+from rhymed.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rhymed.config import Metrics
+    from rhymed.core.config import Metrics
 
 
 @dataclass(frozen=True)
@@ -90,21 +89,14 @@ def open_sink(name: str, run: RunDescription) -> Sink:
 
 def missing_packages(metrics: Metrics) -> list[str]:
     """A sentence for each package that `[metrics]` needs and that is not installed."""
-    wanted: list[tuple[str, str, str]] = [
-        (f"metrics.sinks has {name!r}", EXTRAS.get(name, name), PACKAGES[name]) for name in metrics.sinks
-    ]
-    if metrics.traces:
-        wanted.append(("metrics.traces is set", "otel", "opentelemetry.exporter.otlp.proto.http"))
     return [
-        f"{why}, but {package} is not installed: pip install 'rhymed[{extra}]', or remove the setting"
-        for why, extra, package in wanted
-        if not _installed(package)
+        f"metrics.sinks has {name!r}, but {PACKAGES[name]} is not installed: pip install"
+        f" 'rhymed[{EXTRAS.get(name, name)}]', or remove the setting"
+        for name in metrics.sinks
+        if not _installed(PACKAGES[name])
     ]
 
 
 def _installed(package: str) -> bool:
-    try:
-        spec = find_spec(package)
-    except ModuleNotFoundError:  # the parent package is missing
-        return False
+    spec = find_spec(package)
     return spec is not None and spec.origin is not None  # not just a folder of that name, such as W&B leaves

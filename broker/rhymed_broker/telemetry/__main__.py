@@ -2,6 +2,8 @@
 
 With `--live`, as the broker starts it, it continues until its stdin ends; "finished" on stdin means that the run is
 over. A call into the sink's package that takes too long ends the process, which can then be restarted.
+
+`Sender` follows the metrics, and `SampleTables` adds a table of samples to each step.
 """
 
 from __future__ import annotations
@@ -13,17 +15,22 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rhymed.errors import ConfigError, RhymedError
-from rhymed.output import show
-from rhymed.run.redact import without_passwords
-from rhymed_broker.telemetry import PACKAGES, MetricsRow, RunDescription, open_sink
+from rhymed.core.config import Config
+from rhymed.core.errors import ConfigError, RhymedError
+from rhymed.core.output import show
+from rhymed.core.secret import redacted
+from rhymed.core.text import parts_text, truncated
+from rhymed.inputs.models import tokenizer_of_run
+from rhymed.inputs.rows import prompt_text
+from rhymed_broker.telemetry import PACKAGES, MetricsRow, RunDescription, SampleRow, open_sink
 from rhymed_broker.telemetry.follow import Bookmark, rows
-from rhymed_broker.telemetry.tables import TRAINED, SampleTables
+from rhymed_store.browse import Response, StoreReader
 
 POLL_S = 0.5
 NICENESS = 10
@@ -52,7 +59,7 @@ def _read(file: Path, *, complete: bool) -> Mapping[str, Any]:
         raise ConfigError(f"{file} cannot be read: {error}; name the config.json in a run's folder") from None
     if complete:
         return tree
-    from rhymed.config import Config
+    from rhymed.core.config import Config
 
     return Config.model_validate(tree).model_dump(mode="json")
 
@@ -68,7 +75,7 @@ class Sender:
         with self._limited():
             self._bookmark = Bookmark(folder / "sinks", name)
             self._tables = SampleTables(folder, config)
-            run = RunDescription(name_of_run, self._bookmark.id, without_passwords(config), config["metrics"], folder)
+            run = RunDescription(name_of_run, self._bookmark.id, redacted(config), config["metrics"], folder)
             self._sink = open_sink(name, run)
 
     def run(self, *, live: bool) -> None:
@@ -134,6 +141,70 @@ def _end(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+# The table of samples that goes with a step's metrics: some prompts with their best and their worst response.
+#
+# Read from the run's store, next to the living run. Bounded: `metrics.samples` rows, and so many characters of a
+# text.
+
+CHARACTERS = 4000  # of a prompt or a response
+TRAINED = "reward/mean"
+"""A row of metrics with it is of a training step."""
+
+
+class SampleTables:
+    """Of the run in `folder`. `config`: section -> key -> value."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        self._folder, self._config = folder, config
+        self._most = int(config["metrics"].get("samples", 0))
+
+    @property
+    def wanted(self) -> bool:
+        return self._most > 0
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        config = Config.model_validate(dict(self._config))
+        return Tokenizer.from_file(str(tokenizer_of_run(self._folder, config)))
+
+    def of_step(self, step: int) -> list[SampleRow]:
+        """Raises `ConfigError` without a store or a tokenizer, `StoreError` for a damaged store."""
+        store = self._folder / "store"
+        if not store.is_dir():
+            raise ConfigError(f"{self._folder} has no store in it")
+        rows: list[SampleRow] = []
+        with StoreReader(store) as reader:
+            browse = reader.browse
+            for prompt in browse.prompts_of_step(step, most=self._most):
+                found = [one for one in browse.responses(prompt) if one.info.id.step == step]
+                text = prompt_text(browse.row(prompt))
+                rows += (self._row(text, one) for one in _ends(found))
+        return rows[: self._most]
+
+    def _row(self, prompt: str, one: Response) -> SampleRow:
+        text = self._tokenizer.decode(one.tokens.tolist(), skip_special_tokens=False)
+        reward = None if one.info.reward is None else float(one.info.reward)
+        return SampleRow(
+            prompt=truncated(prompt, CHARACTERS),
+            response=truncated(text, CHARACTERS),
+            reward=reward,
+            parts=parts_text(one.parts),
+            tokens=one.info.length,
+            sample=str(one.info.id),
+        )
+
+
+def _ends(found: Sequence[Response]) -> Iterable[Response]:
+    """The best one and the worst one; one of them if all rewards are equal."""
+    scored = [one for one in found if one.info.reward is not None]
+    if not scored:
+        return found[:1]
+    ordered = sorted(scored, key=lambda one: -float(one.info.reward or 0.0))
+    return ordered[:1] if ordered[0].info.reward == ordered[-1].info.reward else (ordered[0], ordered[-1])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from rhymed import atomic
+from rhymed.core import atomic
 from rhymed_broker.telemetry import MetricsRow
 
 READ_BYTES = 1 << 24  # at once

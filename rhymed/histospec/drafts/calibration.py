@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.histospec.drafts.frequencies import Tally, note, tally
+from rhymed.histospec.drafts.trust import Tally, note, tally
 from rhymed.histospec.drafts.types import Drafts
 from rhymed.histospec.index import arena
 from rhymed.histospec.index.arena import FORM, ONE
@@ -50,7 +50,7 @@ def _learn(
     seen: Tally,
 ) -> None:
     for i in range(len(verified)):
-        sequences = arena.views(addresses[i])[9]
+        sequences = arena.views(addresses[i]).sequences
         form = float(sequences[rows[i], FORM])
         for j in range(min(accepted[i] + 1, verified[i])):
             cell, right = evidence[i, j], 1.0 if j < accepted[i] else 0.0

@@ -4,6 +4,8 @@ The class of a match is how many tokens match, how similar the two texts were la
 next token shows for every match that voted whether it was right, verified or not. A vote weighs the odds of its class
 to the power `POWER`. It is learned because texts differ (in some a long match proves much, in others similarity does)
 and because the policy changes.
+
+`Trust` weighs matches. Its counts, `Tally`, also give the probabilities of `calibration` and of the head.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.histospec.drafts.frequencies import Tally, note, tally
 from rhymed.histospec.index.arena import LONGEST, ONE, Array
 from rhymed.histospec.jit import native
 
@@ -80,3 +81,37 @@ def class_of(match: int, similarity: int, kind: int) -> int:
     a = int(MATCH_CLASS[match])
     b = min(similarity * SIMILARITIES // ONE, SIMILARITIES - 1)
     return (a * SIMILARITIES + b) * KINDS + kind
+
+
+# How often observations of a class were right: counts with a prior, in which older observations fade.
+
+# Other modules' compiled functions contain these; their cache (`__pycache__/*.nb?`) does not notice a change here.
+PRIOR = 6.0  # observations that the prior counts as
+MEMORY = 2_000.0  # observations of a class after which the older ones are halved
+
+
+class Tally(NamedTuple):
+    """By class, all [classes]."""
+
+    tried: NDArray[np.float64]
+    taken: NDArray[np.float64]
+    prior: NDArray[np.float64]
+    share: NDArray[np.float32]  # the estimate
+
+
+def tally(guess: NDArray[np.float64]) -> Tally:
+    """Without observations. `guess` [classes]: prior probabilities."""
+    return Tally(np.zeros(len(guess)), np.zeros(len(guess)), guess, guess.astype(np.float32))
+
+
+@native
+def note(of: Tally, at: int, right: float) -> float:
+    """Counts an observation of class `at` that was right (1) or wrong (0). Returns the new estimate."""
+    if of.tried[at] >= MEMORY:
+        of.tried[at] *= 0.5
+        of.taken[at] *= 0.5
+    of.tried[at] += 1.0
+    of.taken[at] += right
+    share: float = (of.taken[at] + PRIOR * of.prior[at]) / (of.tried[at] + PRIOR)
+    of.share[at] = share
+    return share

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rhymed.config import Config
+from rhymed.core.config import Config
 
 FILE = "head.safetensors"  # in the run's folder
 

@@ -1,4 +1,4 @@
-"""Fits a run's head again after every epoch: a child process of the lowest priority, beside `rhymed run`.
+"""Fits a run's head again after every epoch: a child process of the lowest priority, next to `rhymed run`.
 
 Nothing waits for it, and nothing of the run depends on it: if it fails, is killed or comes too late, the head that is
 there goes on drafting, and what it drafts changes the speed only. The head's file is replaced at once, and rollout
@@ -15,7 +15,7 @@ from asyncio.subprocess import DEVNULL
 from collections.abc import Callable
 from pathlib import Path
 
-from rhymed.run.layout import RunLayout
+from rhymed.core.run.layout import RunLayout
 
 LOOK_S = 2.0
 TAIL_BYTES = 64 << 10
@@ -25,18 +25,18 @@ class Refit:
     def __init__(self, layout: RunLayout, report: Callable[[str], None]) -> None:
         self._layout, self._report = layout, report
         self._log = layout.log("drafter")
+        self.fitted: int | None = None  # epoch of the newest step at the latest look; None: no look has found one
 
     async def follow(self) -> None:
         """Until it is cancelled; a fit that is under way is killed then."""
-        fitted = None
         while True:
             await asyncio.sleep(LOOK_S)
             epoch = await asyncio.to_thread(epoch_of, self._layout.metrics)
-            if epoch is None or epoch == fitted:
+            if epoch is None or epoch == self.fitted:
                 continue
-            if fitted is not None:
+            if self.fitted is not None:
                 await self._fit(epoch)
-            fitted = epoch
+            self.fitted = epoch
 
     async def _fit(self, epoch: int) -> None:
         """After the last step of the epoch before `epoch`."""

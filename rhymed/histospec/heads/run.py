@@ -3,6 +3,8 @@
 Only reads the run, but for the head's file, which appears at once: a fit can be ended at any time, and next to a
 living run. The file says of which weights it is (`version`) and how many of its drafts were right on samples that it
 was not trained on.
+
+`fit_run` is the fit; `score` measures the drafts.
 """
 
 from __future__ import annotations
@@ -11,19 +13,32 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rhymed.config import Config
-from rhymed.config.load import load_run
-from rhymed.errors import ConfigError
-from rhymed.histospec.heads.fit import Fitting, fit, vocabulary
-from rhymed.histospec.heads.model import Head, begin, load
-from rhymed.histospec.heads.samples import States, Text, fitting_in, load_policy, newest, states
-from rhymed.histospec.heads.score import Score, score
-from rhymed.inputs.models import resolve_model
-from rhymed.run.checkpoint import newest as newest_checkpoint
-from rhymed.run.folder import no_run
-from rhymed_store.shards.browse import StoreReader
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rhymed.core.config import Config
+from rhymed.core.config.load import load_run
+from rhymed.core.errors import ConfigError
+from rhymed.core.run.checkpoint import newest as newest_checkpoint
+from rhymed.core.run.folder import no_run
+from rhymed.histospec.heads.fit import (
+    DEPTH,
+    Fitting,
+    States,
+    Text,
+    fit,
+    fitting_in,
+    load_policy,
+    newest,
+    states,
+    vocabulary,
+)
+from rhymed.histospec.heads.model import Head, begin, draw, load
+from rhymed.inputs.quantised import base_of
+from rhymed_store.browse import StoreReader
 
 HELD_OUT = 0.1  # of the samples
 LEAST_SAMPLES = 16
@@ -83,7 +98,7 @@ def _policy(config: Config, folder: Path) -> tuple[Path, int]:
     if config.rollout.engine != "vllm":
         raise ConfigError(f"rollout.engine = {config.rollout.engine!r}: a head is for a model, and this run has none")
     found = None if config.trainer.lora else newest_checkpoint(folder / "checkpoints")
-    return (resolve_model(config), 0) if found is None else (found.folder, found.step)
+    return (base_of(config), 0) if found is None else (found.folder, found.step)
 
 
 def _texts(folder: Path, most: int) -> list[Text]:
@@ -109,3 +124,57 @@ def _start(policy: Any, seen: States, out: Path, options: Options, output_VD: An
 
 def _passes(report: Callable[[str], None], fitting: Fitting) -> Callable[[int, float], None]:
     return lambda done, loss: report(f"pass     {done}/{fitting.passes}, loss {loss:.3f}")
+
+
+# How many of a head's drafts would be right, measured on text that it has not seen, without an engine.
+#
+# At each position fresh noise is drawn; the policy's token under it and the head's draft under it are compared, with
+# the true text before them. A later token of a draft counts given that those before it were right.
+
+PIECE = 256  # positions whose full logits are in memory
+
+
+class Score(NamedTuple):
+    """By depth: the share of right drafts. `coupled`: drawn with the sampler's noise; `likeliest`: the head's most
+    probable token."""
+
+    coupled: list[float]
+    likeliest: list[float]
+    positions: int
+
+    def __str__(self) -> str:
+        both = zip(self.coupled, self.likeliest, strict=True)
+        return ", ".join(f"{coupled:.0%} ({likeliest:.0%})" for coupled, likeliest in both)
+
+
+def score(head: Head, states: States, output_VD: torch.Tensor, temperature: float, most: int = 2000) -> Score:
+    """`output_VD`: the policy's whole output layer. `most`: positions, evenly spread."""
+    starts = torch.nonzero(states.left_N >= DEPTH).flatten()
+    starts = starts[torch.linspace(0, len(starts) - 1, min(most, len(starts))).long().unique()]
+    right = np.zeros((2, DEPTH))
+    for chosen in starts.split(PIECE):
+        state = states.hidden_ND[chosen]
+        for depth in range(1, DEPTH + 1):
+            at = chosen + depth
+            state = head.advance(state, states.token_N[at])
+            keys, positions = chosen.numpy().astype(np.uint64), states.position_N[at].numpy() + 1
+            true = states.hidden_ND[at] @ output_VD.T
+            truth = _drawn(true, torch.arange(len(output_VD)), keys, positions, temperature)
+            logits = head.logits(state)
+            for row, scale in enumerate((temperature, 0.0)):
+                right[row, depth - 1] += (_drawn(logits, head.ids_R, keys, positions, scale) == truth).sum()
+    shares = right / max(1, len(starts))
+    return Score(shares[0].tolist(), shares[1].tolist(), len(starts))
+
+
+def _drawn(
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    keys: NDArray[np.uint64],
+    positions: NDArray[np.int64],
+    temperature: float,
+) -> NDArray[np.int32]:
+    tokens, lead = np.empty(len(logits), np.int32), np.empty(len(logits), np.float32)
+    scale = np.full(len(logits), 1 / temperature if temperature else 0, np.float32)
+    draw(logits.numpy(), ids.numpy().astype(np.int32), keys, positions.astype(np.int64), scale, tokens, lead)
+    return tokens

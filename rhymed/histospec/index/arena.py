@@ -15,6 +15,8 @@ Nothing is freed or moved: when the array is full, `Index` copies it into a larg
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,9 +64,23 @@ def allocate(slots: int, room: int, orders: tuple[int, int], vocabulary: int) ->
     return arena
 
 
+class Views(NamedTuple):
+    """The arrays of an arena."""
+
+    header: Array
+    tokens: Array  # (slots,)
+    long: Array  # (slots,): the slot before with the same context of the long order
+    short: Array
+    long_heads: Array  # (heads,): the newest slot of a bucket
+    short_heads: Array
+    after: Array  # (blocks,): the next block of the sequence
+    before: Array
+    owner: Array  # (blocks,): the sequence's row
+    sequences: Array  # (room, FIELDS)
+
+
 @native
-def views(address: int) -> tuple[Array, Array, Array, Array, Array, Array, Array, Array, Array, Array]:
-    """(header, tokens, long, short chain, long, short heads, after, before, owner, sequences [room, FIELDS])."""
+def views(address: int) -> Views:
     header = memory(address, HEADER)
     slots, heads, blocks = int(header[SLOTS]), int(header[HEADS]), int(header[SLOTS]) // BLOCK
     a = address + 4 * HEADER
@@ -74,7 +90,7 @@ def views(address: int) -> tuple[Array, Array, Array, Array, Array, Array, Array
     a += 8 * heads
     after, before, owner = memory(a, blocks), memory(a + 4 * blocks, blocks), memory(a + 8 * blocks, blocks)
     sequences = grid(a + 12 * blocks, int(header[ROOM]), FIELDS)
-    return header, tokens, long, short, long_heads, short_heads, after, before, owner, sequences
+    return Views(header, tokens, long, short, long_heads, short_heads, after, before, owner, sequences)
 
 
 @native
@@ -134,7 +150,8 @@ def _write(address: int, row: int, token: int) -> None:
 @native
 def begin(address: int, kind: int, weight: int, age: int) -> int:
     """Adds a sequence with its start and returns its row. There must be room and a free block."""
-    header, _, _, _, _, _, _, _, _, sequences = views(address)
+    arena = views(address)
+    header, sequences = arena.header, arena.sequences
     row = int(header[SEQUENCES])
     header[SEQUENCES] += 1
     sequences[row, LAST] = NOTHING
@@ -176,7 +193,8 @@ def _advance_tracks(sequence: Array, token: int, tokens: Array, after: Array) ->
 @native
 def append(address: int, row: int, fresh: Array) -> None:
     """Appends checked tokens to a sequence; there must be enough blocks."""
-    header, tokens, _, _, _, _, after, _, _, sequences = views(address)
+    arena = views(address)
+    header, tokens, after, sequences = arena.header, arena.tokens, arena.after, arena.sequences
     for token in fresh:
         _write(address, row, token)
         if sequences[row, KIND] == OPEN:
@@ -194,7 +212,8 @@ def extend(addresses: NDArray[np.int64], rows: Array, fresh: Array, offsets: Arr
     for i in range(len(rows)):
         memory(addresses[i], HEADER)[NEED] = 0
     for i in range(len(rows)):
-        header, _, _, _, _, _, _, _, _, sequences = views(addresses[i])
+        arena = views(addresses[i])
+        header, sequences = arena.header, arena.sequences
         if rows[i] < 0 or rows[i] >= header[SEQUENCES] or sequences[rows[i], KIND] != OPEN:
             return NOT_OPEN, i
         count = int(offsets[i + 1] - offsets[i])

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.errors import RhymedError
+from rhymed.core.errors import RhymedError
 from rhymed.histospec.index.index import Index
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ def verify(
     position_N = upload(rows.position_B[request_N] + offset_N, device)
     step = max(1, PART // logits_NV.shape[1])
     parts = [slice(at, at + step) for at in range(0, len(request_N), step)]
-    drawn = [_draw(logits_NV[p].float(), key_N[p], position_N[p], scale_N[p], want_logprobs) for p in parts]
+    drawn = [draw(logits_NV[p].float(), key_N[p], position_N[p], scale_N[p], want_logprobs) for p in parts]
     token_N, logprob_N = (torch.cat(pieces) for pieces in zip(*drawn, strict=True))
     width = max(width, int(counts_B.max(initial=1)))
     slot_N = request_N * width + offset_N
@@ -53,9 +53,10 @@ def _kept(tokens_BT: torch.Tensor, drafts: torch.Tensor, places: torch.Tensor) -
     return torch.cat((torch.ones_like(tokens_BT[:, :1], dtype=torch.bool), before_BT), 1)
 
 
-def _draw(
+def draw(
     logits_NV: torch.Tensor, key_N: torch.Tensor, position_N: torch.Tensor, scale_N: torch.Tensor, want_logprobs: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens int64 [N] and their log-probs, or zeros."""
     greedy_N = scale_N == 0
     z_NV = logits_NV * torch.where(greedy_N, 1.0, scale_N)[:, None]
     noise_NV = gumbel(key_N, position_N, z_NV.shape[1]).masked_fill_(greedy_N[:, None], 0.0)

@@ -20,6 +20,7 @@ from rhymed.histospec.sampling.transfer import upload
 
 BLOCK = 2048  # tokens of one program
 WARPS = 8
+ROWS = 128  # of one program that only describes them
 
 
 @functools.cache
@@ -52,6 +53,29 @@ def verify(
     about, first = words[: 3 * len(logits_NV)], words[3 * len(logits_NV) :]
     _launch(logits_NV, about, first, about if drafts is None else drafts, made, want_logprobs, block, tile)
     return made
+
+
+def draw(
+    z_NV: torch.Tensor,
+    slot_N: torch.Tensor,
+    pos_N: torch.Tensor,
+    keys: torch.Tensor,
+    temperatures: torch.Tensor,
+    *,
+    block: int = BLOCK,
+    tile: int = 1,
+) -> torch.Tensor:
+    """As `places.draw`. Three launches and no transfer: keys and positions are on the device."""
+    from rhymed.histospec.sampling import kernels
+
+    assert z_NV.stride(1) == 1, "a row's logits are contiguous"
+    count = len(z_NV)
+    about = torch.empty(3 * count, dtype=torch.int32, device=z_NV.device)
+    kernels.describe[(-(-count // ROWS),)](slot_N, pos_N, keys, temperatures, about, count, ROWS=ROWS)
+    first = torch.arange(count + 1, dtype=torch.int32, device=z_NV.device)
+    made = torch.empty((2, count, 1), dtype=torch.int32, device=z_NV.device)
+    _launch(z_NV, about, first, about, made, False, block, tile)
+    return made[0, :, 0].to(torch.int64)
 
 
 def _launch(

@@ -30,6 +30,14 @@ PLANES = tl.constexpr(5)  # numbers that `scan` leaves of each block, 32 bits ea
 # A new value of these must not compile a kernel again: they change from step to step.
 VARYING = ["count", "requests", "width"]
 
+# Nor must a new alignment of these: they begin anywhere in a step's tensors, and none of them is read in blocks
+# (except `logits` at a near tie).
+ANYWHERE = ["logits", "first", "drafts", "tokens", "logprobs"]
+DESCRIBING = ["slots", "positions", "keys", "temperatures", "about"]
+
+MIX_1, MIX_2 = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
+GOLDEN, STEP = tl.constexpr(0x9E3779B97F4A7C15), tl.constexpr(0xD1342543DE82EF95)
+
 
 @triton.jit
 def _hash(low, high, token):
@@ -39,6 +47,32 @@ def _hash(low, high, token):
     h = (h ^ (h >> 15)) + high
     h = h * 0x735A2D97
     return h ^ (h >> 15)
+
+
+@triton.jit
+def _mix(w):
+    """`mix` of `noise`, in words of 64 bits that wrap around."""
+    w = (w ^ (w >> 30)) * MIX_1
+    w = (w ^ (w >> 27)) * MIX_2
+    return w ^ (w >> 31)
+
+
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=DESCRIBING)
+def describe(slots, positions, keys, temperatures, about, count, ROWS: tl.constexpr):
+    """slots [count]; positions [count] of each row's input token; keys (int64) and temperatures by slot; about
+    [count, COLUMNS]: what `scan` needs of a row whose logits are divided by its temperature."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < count
+    slot = tl.load(slots + row, mask=there, other=0).to(tl.int64)
+    position = tl.load(positions + row, mask=there, other=0).to(tl.int64) + 1
+    key = tl.load(keys + slot, mask=there, other=0).to(tl.uint64, bitcast=True)
+    word = _mix(_mix(key + GOLDEN) + position.to(tl.uint64, bitcast=True) * STEP)
+    greedy = tl.load(temperatures + slot, mask=there, other=0.0) == 0.0
+    scale = tl.where(greedy, 0.0, 1.0).to(tl.float32).to(tl.int32, bitcast=True)
+    place = about + row * COLUMNS
+    tl.store(place, (word & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True), mask=there)
+    tl.store(place + 1, (word >> 32).to(tl.uint32).to(tl.int32, bitcast=True), mask=there)
+    tl.store(place + 2, scale, mask=there)
 
 
 @triton.jit
@@ -201,7 +235,7 @@ def _reduce(
     return token, logprob
 
 
-@triton.jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=ANYWHERE)
 def verify(
     logits,
     stride,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rhymed.histospec.sampling import cpu, device, fused
-from rhymed.histospec.sampling.threads import ThreadTeam
+from rhymed.histospec.sampling.cpu import ThreadTeam
 from rhymed.histospec.sampling.transfer import fetch
 
 
@@ -37,3 +37,25 @@ def verify(
     both = verify(rows, logits_NV, drafts, want_logprobs, width=width)
     both = fetch(both) if host else both
     return both[0], both[1].view(torch.float32)
+
+
+def draw(
+    z_NV: torch.Tensor, slot_N: torch.Tensor, pos_N: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor
+) -> torch.Tensor:
+    """A token of each row, int64 [N]; nothing waits. `z_NV`: processed logits, already divided by the temperature.
+    `pos_N`: of the row's input token. `keys` (words of 64 bits as int64), `temperatures`: of slots."""
+    if fused.runs_on(z_NV.device.type) and not on_cpu(z_NV):
+        return fused.draw(z_NV, slot_N, pos_N, keys, temperatures)
+    slot_N = slot_N.long()
+    key_N, scale_N, position_N = keys[slot_N], (temperatures[slot_N] != 0).float(), pos_N.long() + 1
+    if not on_cpu(z_NV):
+        return device.draw(z_NV.float(), key_N, position_N, scale_N, False)[0]
+    rows = cpu.Rows(
+        z_NV.float().contiguous().numpy(),
+        np.arange(len(slot_N) + 1),
+        cpu.NO_DRAFTS,
+        key_N.numpy().view(np.uint64),
+        position_N.numpy(),
+        scale_N.numpy(),
+    )
+    return torch.from_numpy(cpu.verify(rows, False)[0][:, 0].astype(np.int64))

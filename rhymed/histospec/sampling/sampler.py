@@ -6,12 +6,16 @@ logged once), as are its warm-up runs, which sample for no request.
 
 The drawn token is `argmax(z + noise)` with z the processed logits, and a draft is right when it equals the draw. So
 plain and speculative decoding give the same tokens, and the quality of drafts only changes the speed.
+
+`Batch` has the sampling parameters of the requests that run.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
+from collections.abc import Container, Iterable
 from typing import Any
 
 import numpy as np
@@ -24,11 +28,12 @@ from vllm.v1.sample.logits_processor.builtin import (
     MinPLogitsProcessor,
     MinTokensLogitsProcessor,
 )
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from rhymed.histospec.sampling import cpu, places
-from rhymed.histospec.sampling.batch import Batch, Keys
-from rhymed.histospec.sampling.threads import ThreadTeam
+from rhymed.histospec.sampling.cpu import Rows, ThreadTeam
 from rhymed.histospec.sampling.transfer import fetch, upload
+from rhymed.histospec.settings import KEY
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +67,10 @@ class Keyed:
         drafts = None if spec is None else spec.draft_token_ids
         quick = metadata.max_num_logprobs == 0 and self._sampler.logprobs_mode == "processed_logprobs"
         if quick or metadata.max_num_logprobs is None:
-            tokens, logprobs = self._draw(rows, z, drafts, batch, quick)
-            made = _sampled_logprobs(tokens, logprobs) if quick else None
+            tokens, logprobs, floors = self._draw(rows, z, drafts, batch, quick)
+            made = _sampled_logprobs(tokens, logprobs, floors) if quick else None
             return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=made)
-        z, rows = batch.filter(z.to(torch.float32), rows)
+        z, rows, _ = batch.filter(z.to(torch.float32), rows)
         tokens, _ = places.verify(rows, z, drafts, False, self._threads)
         values = (
             z * _per_row(np.where(rows.scale_B == 0, 1, rows.scale_B), counts_B, z)[:, None] if raw is None else raw
@@ -142,25 +147,35 @@ class Keyed:
 
     def _draw(
         self, rows: cpu.Rows, z: torch.Tensor, drafts: torch.Tensor | None, batch: Batch, want_logprobs: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and log-probs. On a device, rows with min-p, top-k or top-p are filtered and drawn in parts of about
-        as many rows as the batch has requests: what that takes is in vLLM's own memory profile."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Tokens, log-probs and, if a request asks for them, floors (see `Batch.filter`), all [B, width].
+
+        On a device, rows with min-p, top-k or top-p are filtered and drawn in parts of about as many rows as the
+        batch has requests: what that takes is in vLLM's own memory profile. Floors take a copy of a part: then parts
+        are half as large.
+        """
         host = self._reads_tokens_on_host()
+        want_floors = want_logprobs and bool(batch.floored_B.any())
         if places.on_cpu(z) or not batch.filtered_B.any():
-            z, rows = batch.filter(z, rows)
-            return places.verify(rows, z, drafts, want_logprobs, self._threads, host=host)
+            z, rows, floor_N = batch.filter(z, rows, floors=want_floors)
+            tokens, logprobs = places.verify(rows, z, drafts, want_logprobs, self._threads, host=host)
+            return tokens, logprobs, None if floor_N is None else _placed(floor_N, rows.first_B, tokens)
         width = int(np.diff(rows.first_B).max())
-        made = []
-        for part in rows.parts(max(width, len(batch))):
+        made, floors = [], list[torch.Tensor]()
+        for part in rows.parts(max(width, len(batch) // 2 if want_floors else len(batch))):
             first, last = int(rows.first_B[part.start]), int(rows.first_B[part.stop])
-            z_part, cut = batch.filter(z[first:last], rows.cut(part), part.start)
+            z_part, cut, floor_N = batch.filter(z[first:last], rows.cut(part), part.start, floors=want_floors)
             some = None if drafts is None else drafts[first - part.start : last - part.stop]
             made.append(places.verify(cut, z_part, some, want_logprobs, width=width))
+            if want_floors:
+                none = made[-1][1].new_zeros(last - first)
+                floors.append(_placed(none if floor_N is None else floor_N, cut.first_B, made[-1][0]))
         tokens, logprobs = (torch.cat(pieces) for pieces in zip(*made, strict=True))
+        values = [logprobs, *([torch.cat(floors)] if want_floors else [])]
         if host:
-            tokens, logprobs = fetch(torch.stack((tokens, logprobs.view(torch.int32))))
-            logprobs = logprobs.view(torch.float32)
-        return tokens, logprobs
+            tokens, *words = fetch(torch.stack((tokens, *(value.view(torch.int32) for value in values))))
+            values = [word.view(torch.float32) for word in words]
+        return tokens, values[0], values[1] if want_floors else None
 
     def _reads_tokens_on_host(self) -> bool:
         """Whether the step needs its tokens on the host before it ends, and nothing needs them on the device: not
@@ -174,9 +189,7 @@ class Keyed:
         """vLLM's own log-probs, top ones and ranks. values: log-probs or logits, one row per row of logits."""
         if self._sampler.logprobs_mode == "processed_logprobs":
             values = self._sampler.compute_logprobs(values)
-        counts_B, width = np.diff(first_B), tokens.shape[1]
-        start_N = np.repeat(np.arange(len(counts_B)) * width - first_B[:-1], counts_B)
-        slot_N = upload(start_N + np.arange(len(start_N)), tokens.device)
+        slot_N = _slots(first_B, tokens)
         drawn_N = tokens.reshape(-1)[slot_N].clamp(min=0).long()
         parts = self._sampler.gather_logprobs(values, metadata.max_num_logprobs, drawn_N)[:3]
         return LogprobsTensors(
@@ -252,7 +265,134 @@ def _per_row(values_B: NDArray[np.float32], counts_B: NDArray[np.int64], z: torc
     return upload(np.repeat(values_B, counts_B), z.device)
 
 
-def _sampled_logprobs(tokens: torch.Tensor, logprobs: torch.Tensor) -> LogprobsTensors:
-    """Log-probs of the sampled tokens only, without ranks."""
+def _slots(first_B: NDArray[np.int64], tokens: torch.Tensor) -> torch.Tensor:
+    """The place of each row of logits among `tokens` [B, width]."""
+    counts_B, width = np.diff(first_B), tokens.shape[1]
+    start_N = np.repeat(np.arange(len(counts_B)) * width - first_B[:-1], counts_B)
+    return upload(start_N + np.arange(len(start_N)), tokens.device)
+
+
+def _placed(value_N: torch.Tensor, first_B: NDArray[np.int64], tokens: torch.Tensor) -> torch.Tensor:
+    """A number of each row of logits, in the shape of `tokens`, 0 where there is no row."""
+    value_N = value_N.to(tokens.device)
+    return value_N.new_zeros(tokens.numel()).index_copy_(0, _slots(first_B, tokens), value_N).view(tokens.shape)
+
+
+def _sampled_logprobs(
+    tokens: torch.Tensor, logprobs: torch.Tensor, floors: torch.Tensor | None = None
+) -> LogprobsTensors:
+    """Log-probs of the sampled tokens only. In the place of ranks, which nobody reads, are the bits of floors: vLLM
+    takes an integer of each token along."""
     ranks = torch.zeros(tokens.numel(), dtype=torch.int64, device=tokens.device)
+    if floors is not None:
+        ranks += floors.reshape(-1).view(torch.int32)
     return LogprobsTensors(tokens.clamp(min=0).view(-1, 1), logprobs.view(-1, 1), ranks)
+
+
+# The sampling parameters of a model runner's batch; rebuilt when the batch changes.
+
+MASK = 2**64 - 1
+GREEDY = 1e-5  # temperature below which vLLM samples greedily
+
+
+class Keys:
+    """Keys of requests without a key or a seed: a new one per request, kept while it lives. Equal on all ranks of an
+    engine, which see the same requests in the same order."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._drawn = 0
+        self._of: dict[str, int] = {}
+
+    def of(self, id: str) -> int:
+        if id not in self._of:
+            self._drawn += 1
+            text = f"{self._seed} {self._drawn} {id}"  # vLLM's ids end with random letters
+            self._of[id] = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+        return self._of[id]
+
+    def keep(self, ids: Container[str]) -> None:
+        self._of = {id: key for id, key in self._of.items() if id in ids}
+
+    def forget(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            self._of.pop(id, None)
+
+
+class Batch:
+    """The requests of `runner`, for which vLLM made `metadata`. Axis B: requests."""
+
+    def __init__(self, metadata: Any, runner: Any, keys: Keys) -> None:
+        self.metadata = metadata
+        requests = [SamplingRequest(runner, id, keys) for id in runner.input_batch.req_ids]
+        self.key_B = np.array([request.key for request in requests], np.uint64)
+        self.scale_B = np.array([request.scale for request in requests], np.float32)  # 1 / temperature; 0: greedy
+        # True: min-p, top-k or top-p
+        self.filtered_B: NDArray[np.bool_] = np.array([request.filtered for request in requests], bool)
+        # True: wants to know which tokens these left
+        self.floored_B: NDArray[np.bool_] = np.array([request.floored for request in requests], bool)
+        min_p_B = np.array([request.min_p for request in requests], np.float32)
+        self.log_min_p_B: NDArray[np.float32] | None = None
+        if min_p_B.any():
+            self.log_min_p_B = np.log(min_p_B, where=min_p_B > 0, out=np.full_like(min_p_B, -np.inf))
+
+    def __len__(self) -> int:
+        return len(self.key_B)
+
+    def filter(
+        self, z: torch.Tensor, rows: Rows, start: int = 0, *, floors: bool = False
+    ) -> tuple[torch.Tensor, Rows, torch.Tensor | None]:
+        """Applies temperature, min-p, top-k and top-p to the logits of requests with any of the last three; z may
+        change in place. The returned rows have the factor that their logits still need. `start`: the first request of
+        `rows` in this batch. Does not wait for a device.
+
+        With `floors` also, of each row, the log-prob among all tokens above which tokens were kept; 0: not filtered.
+        """
+        filtered_B = self.filtered_B[start : start + len(rows.key_B)]
+        if not filtered_B.any():
+            return z, rows, None
+        counts_B = np.diff(rows.first_B)
+        filtered_N = np.repeat(filtered_B, counts_B)
+        request_N = np.repeat(np.arange(start, start + len(counts_B)), counts_B)[filtered_N]
+        every, z = bool(filtered_N.all()), z.to(torch.float32)
+        request, row = upload(request_N, z.device), upload(filtered_N.nonzero()[0], z.device)
+        part = z if every else z[row]
+        part.mul_(upload(self.scale_B[request_N], z.device)[:, None])
+        whole = part.clone() if floors else None
+        if self.log_min_p_B is not None:
+            floor = part.amax(1) + upload(self.log_min_p_B[request_N], z.device)
+            part.masked_fill_(part < floor[:, None], -torch.inf)
+        top_k, top_p = (None if x is None else x[request] for x in (self.metadata.top_k, self.metadata.top_p))
+        part = apply_top_k_top_p(part, top_k, top_p)
+        floor_N = None if whole is None else z.new_zeros(len(z)).index_copy_(0, row, floors_of(whole, part))
+        if every:
+            z = part
+        else:
+            z[row] = part
+        return z, rows._replace(scale_B=np.where(filtered_B, np.float32(1), rows.scale_B)), floor_N
+
+
+def floors_of(whole_NV: torch.Tensor, kept_NV: torch.Tensor) -> torch.Tensor:
+    """Log-probs among all tokens, half-way between the least likely token that was kept and the likeliest that was
+    not: there the small differences between an engine's logits and a trainer's move the fewest tokens. -inf: all were
+    kept. `whole_NV` changes in place."""
+    total_N, out_NV = whole_NV.logsumexp(1), kept_NV.isneginf()
+    least_N = kept_NV.masked_fill(out_NV, torch.inf).amin(1)
+    most_N = whole_NV.masked_fill_(~out_NV, -torch.inf).amax(1)
+    return (least_N + most_N) / 2 - total_N
+
+
+class SamplingRequest:
+    """`key`: of the request's noise. `scale`: 1 / temperature; 0: greedy, without noise."""
+
+    def __init__(self, runner: Any, id: str, keys: Keys) -> None:
+        params = runner.requests[id].sampling_params
+        extra = (params.extra_args or {}).get(KEY) or {}
+        key = extra.get("key", params.seed)
+        self.key = keys.of(id) if key is None else int(key) & MASK
+        self.floored = bool(extra.get("floor"))
+        self.scale = 0.0 if params.temperature < GREEDY else 1.0 / params.temperature
+        # vLLM refuses its own min-p together with drafts.
+        self.min_p = float(extra.get("min_p", 0.0)) or params.min_p
+        top_k = 0 < params.top_k < runner.input_batch.vocab_size
+        self.filtered = self.scale > 0 and bool(self.min_p > 0 or top_k or params.top_p < 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,11 +17,20 @@ def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 def fetch(values: torch.Tensor) -> torch.Tensor:
     """On the host, after one pinned transfer; waits until the device has computed it."""
+    return begin(values)()
+
+
+def begin(values: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Begins to copy `values` to the host, as they are now. The returned function waits for the copy."""
     if values.device.type == "cpu":
-        return values
+        return lambda: values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     done = torch.Event(values.device)
     done.record()
-    done.synchronize()
-    return host
+
+    def wait() -> torch.Tensor:
+        done.synchronize()
+        return host
+
+    return wait

@@ -1,23 +1,27 @@
-"""A Ray cluster as a run sees it: how it is reached, and the run's addresses there."""
+"""A Ray cluster as a run sees it: how it is reached, and the run's addresses there.
+
+`problems` compares what a run needs with what the machines have.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import socket
-import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
 import msgspec
 
-from rhymed.config import Config
-from rhymed.errors import ConfigError
-from rhymed.placement.plan import BROKER_PORT, RANKS_PORT, STORE_PORT
-from rhymed.placement.ray.guardian import answers
-from rhymed.placement.ray.room import problems
-from rhymed.placement.ray.words import FromPlacer, Ready
+from rhymed.core.config import Config
+from rhymed.core.errors import ConfigError
+from rhymed.core.text import counted
+from rhymed.placement.plan import BROKER_PORT, RANKS_PORT, STORE_PORT, Seat, seats
+from rhymed.placement.ray.guardian import LINE_BYTES, answers
+from rhymed.placement.ray.placer import Absent, Node, Ready
 
 CONNECT_S = 60.0
 PLACER = (sys.executable, "-m", "rhymed.placement.ray.placer")
@@ -47,20 +51,47 @@ def reach(config: Config) -> Ready:
     if find_spec("ray") is None:
         raise ConfigError("placement.engine = 'ray' needs the package ray: pip install 'rhymed[ray]'")
     address = address_of(config)
-    if address and not answers(address):
-        raise ConfigError(f"nothing answers at {address}, the address of Ray's head: {_cure(address)}")
     try:
-        done = subprocess.run(
-            [*PLACER, address or "auto"], input=b"", capture_output=True, timeout=CONNECT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"Ray did not answer within {CONNECT_S:g} s: {_cure(address)}") from None
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
-        raise ConfigError(f"Ray cannot be used ({lines[-1].removeprefix('rhymed: ')}): {_cure(address)}")
-    word = msgspec.json.decode(done.stdout.splitlines()[0], type=FromPlacer)
-    assert isinstance(word, Ready)
-    return word
+        return asyncio.run(_reached(address))
+    except ConnectionError as error:
+        raise ConfigError(f"{error}: {_cure(address)}") from None
+
+
+async def _reached(address: str) -> Ready:
+    placer, ready = await connect("a check", address)
+    assert placer.stdin is not None
+    placer.stdin.close()
+    await placer.wait()
+    return ready
+
+
+async def connect(run: str, address: str) -> tuple[asyncio.subprocess.Process, Ready]:
+    """A placer, ready for words. Raises `ConnectionError`."""
+    if address and not await answers(address):
+        raise ConnectionError(f"nothing answers at {address}, the address of Ray's head")
+    placer = await asyncio.create_subprocess_exec(
+        *PLACER,
+        address or "auto",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        limit=LINE_BYTES,
+        start_new_session=True,
+        env=os.environ | {"RHYMED_SUPERVISED": run, "RHYMED_SUPERVISOR": str(os.getpid())},
+    )
+    assert placer.stdout is not None
+    why = f"Ray did not answer within {CONNECT_S:g} s"
+    with contextlib.suppress(TimeoutError, msgspec.DecodeError):
+        line = await asyncio.wait_for(placer.stdout.readline(), CONNECT_S)
+        why = "Ray cannot be used"
+        word = msgspec.json.decode(line, type=Ready | Absent)
+        if isinstance(word, Ready):
+            return placer, word
+        why += f" ({word.why})"
+    if placer.returncode is None:
+        placer.kill()
+    await placer.wait()
+    raise ConnectionError(why)
 
 
 def _cure(address: str) -> str:
@@ -72,8 +103,8 @@ def _cure(address: str) -> str:
 
 
 def addressed(config: Config, host: str) -> Config:
-    """Broker and store are beside `rhymed run`, on the machine that others reach as `host`. A host that is given and
-    is this machine's stays; so do ports. Raises `ConfigError`."""
+    """Broker and store are on the machine of `rhymed run`, on the machine that others reach as `host`. A host that is
+    given and is this machine's stays; so do ports. Raises `ConfigError`."""
     net = config.net
     if not (net.keys or net.insecure) and not _is_loopback(host):
         raise ConfigError(
@@ -93,33 +124,14 @@ def addressed(config: Config, host: str) -> Config:
 def _here(given: str, host: str, port: int) -> str:
     """A TCP address of this machine, at the given port if that is free."""
     name, _, number = given.removeprefix("tcp://").rpartition(":")
-    if given.startswith("tcp://") and number.isdigit():
-        port = int(number)
-        host = name.strip("[]") if name and _is_ours(name.strip("[]")) else host
-    elif given:
-        port = 0
-    return f"tcp://{_bracketed(host)}:{_free(host, port)}"
-
-
-def _free(host: str, port: int) -> int:
-    for wanted in (port, 0):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, wanted))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
+    if given:
+        port = int(number) if number.isdigit() else 0
+    for at in (name.strip("[]"), host) if name and number.isdigit() else (host,):
+        for wanted in (port, 0):
+            family = socket.AF_INET6 if ":" in at else socket.AF_INET
+            with contextlib.suppress(OSError), socket.create_server((at, wanted), family=family) as probe:
+                return f"tcp://{_bracketed(at)}:{probe.getsockname()[1]}"
     raise ConfigError(f"no port can be bound at {host}, this machine's address in Ray's cluster")
-
-
-def _is_ours(host: str) -> bool:
-    try:
-        with socket.create_server((host, 0)):
-            return True
-    except OSError:
-        return False
 
 
 def _is_loopback(host: str) -> bool:
@@ -133,30 +145,56 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-async def connect(config: Config, address: str) -> tuple[asyncio.subprocess.Process, Ready]:
-    """A placer, ready for words. Raises `ConnectionError`."""
-    if address and not await asyncio.to_thread(answers, address):
-        raise ConnectionError(f"nothing answers at {address}")
-    placer = await asyncio.create_subprocess_exec(
-        *PLACER,
-        address or "auto",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        limit=16 << 20,
-        start_new_session=True,
-        env=os.environ | {"RHYMED_SUPERVISED": config.run.name, "RHYMED_SUPERVISOR": str(os.getpid())},
-    )
-    assert placer.stdout is not None
-    try:
-        line = await asyncio.wait_for(placer.stdout.readline(), CONNECT_S)
-    except TimeoutError:
-        line = b""
-    if not line:
-        if placer.returncode is None:
-            placer.kill()
-        await placer.wait()
-        raise ConnectionError("Ray does not answer")
-    word = msgspec.json.decode(line, type=FromPlacer)
-    assert isinstance(word, Ready)
-    return placer, word
+# Whether a run's processes fit on the machines of a cluster. Pure.
+
+CURES = {
+    "trainer": "lower trainer.nodes, trainer.gpus or placement.cpus.trainer, or add nodes",
+    "rollout": "lower rollout.workers or placement.cpus.rollout, or add nodes; with placement.max the run starts with"
+    " fewer, and Ray's autoscaler may add nodes",
+    "environment": "lower environment.workers or placement.cpus.environment, or add nodes",
+    "reward": "lower reward.workers or placement.cpus.reward, or add nodes",
+}
+
+
+def problems(config: Config, nodes: Sequence[Node]) -> Iterator[str]:
+    """What does not fit, each with a cure. Store and broker are on the machine of `rhymed run`, whatever Ray has
+    there."""
+    free = [[node.cpus, float(node.gpus), node.memory_gib] for node in nodes]
+    for seat in seats(config, gpus=any(node.gpus for node in nodes)):
+        if seat.kind == "pinned":
+            continue
+        enough = max(1, config.placement.min) if seat.name == "rollout" and config.placement.max else seat.count
+        if (placed := _take(seat, free)) >= min(enough, seat.count):
+            continue
+        spread = " on different nodes" if seat.kind == "gang" and seat.count > 1 else ""
+        processes = counted(seat.count, f"{seat.name} process", f"{seat.name} processes")
+        yield (
+            f"{processes}{spread} with {needs(seat)} each, but only {placed} fit on Ray's {_listed(nodes)}:"
+            f" {CURES[seat.name]}"
+        )
+
+
+def needs(seat: Seat) -> str:
+    """Of one process."""
+    parts = [counted(seat.gpus, "GPU")] if seat.gpus else []
+    parts += [counted(seat.cpus, "CPU")]
+    parts += [f"{seat.memory_gib:g} GiB"] if seat.memory_gib else []
+    return ", ".join(parts)
+
+
+def _take(seat: Seat, free: list[list[float]]) -> int:
+    """How many processes of the seat fit; takes their room. A gang has one on a machine."""
+    want = (seat.cpus, float(seat.gpus), seat.memory_gib)
+    placed = 0
+    for room in free:
+        while placed < seat.count and all(has >= need for has, need in zip(room, want, strict=True)):
+            room[:] = [has - need for has, need in zip(room, want, strict=True)]
+            placed += 1
+            if seat.kind == "gang":
+                break
+    return placed
+
+
+def _listed(nodes: Sequence[Node]) -> str:
+    each = [f"{node.cpus:g} CPUs{f', {node.gpus:g} GPUs' if node.gpus else ''}" for node in nodes]
+    return f"{counted(len(nodes), 'node')} ({'; '.join(each)})"

@@ -1,7 +1,9 @@
 """`python -m rhymed.placement.ray.placer HOST:PORT`: a run's connection to Ray, in a process of its own.
 
-Ray ends the processes that are connected to it soon after its head is lost; the run has to continue. Reads `ToPlacer`
-words on standard input and writes `FromPlacer` words; ends with its input, and Ray then ends its keepers.
+Ray ends the processes that are connected to it soon after its head is lost; the run has to continue. It reads `Start`
+and `Stop` on standard input, and writes `Ready` or `Absent` once and then `Change`s, a line of JSON each. It ends
+with its input, and Ray then ends its keepers. `Placer` has the connection; a `Keeper` is the actor that holds the
+place of one process of the run.
 """
 
 from __future__ import annotations
@@ -11,21 +13,63 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from rhymed.output import show
-from rhymed.placement.ray import keeper
-from rhymed.placement.ray.words import Ended, Failed, FromPlacer, Lost, Node, Placed, Ready, Say, Start, ToPlacer
-from rhymed.service.process import die_with_parent
+from rhymed.core.service.process import die_with_parent
+from rhymed.core.tasks import watched
+from rhymed.placement.ray.guardian import Ended, Order, lines_of_input
 
-LINE_BYTES = 16 << 20
-EX_AWAY = 69  # EX_UNAVAILABLE: Ray cannot be reached
-SAY_S = 10.0
-CANCELLED = -signal.SIGTERM
+
+class Node(msgspec.Struct, frozen=True):
+    """A living machine of the cluster, with what it has in all."""
+
+    host: str
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory_gib: float = 0.0
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    head: str  # host:port of Ray's head
+    host: str  # this machine's address in the cluster
+    nodes: list[Node]
+
+
+class Absent(msgspec.Struct, frozen=True, tag=True):
+    why: str
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Find a place for a process, and start it there."""
+
+    id: int
+    name: str
+    order: Order
+    cpus: float = 1.0
+    gpus: int = 0
+    memory_gib: float = 0.0
+    gang: int = 1  # machines of its gang
+    number: int = 0  # its own among them
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    how: str  # `terminate` or `kill`
+
+
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of a process: it has a place; `lost`: why that is gone; or it has ended."""
+
+    id: int
+    lost: str = ""
+    ended: Ended | None = None
+
+
+ToPlacer: TypeAlias = Start | Stop
 
 
 class Placer:
@@ -40,20 +84,14 @@ class Placer:
         while line := await words.readline():
             word = msgspec.json.decode(line, type=ToPlacer)
             if isinstance(word, Start):
-                self._waiting[word.id] = self._begin(self._start(word))
+                self._waiting[word.id] = watched(self._start(word), keep=self._tasks)
             elif waiting := self._waiting.pop(word.id, None):
                 waiting.cancel()  # Ray would give it a place later, and count it as demand until then
-                self.send(Ended(word.id, CANCELLED, ""))
-            else:
-                self._begin(self._say_to(word))
+                self.send(Change(word.id, ended=Ended(-signal.SIGTERM, "")))
+            elif handle := self._keepers.get(word.id):
+                handle.say.remote(word.how)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def send(self, word: FromPlacer) -> None:
+    def send(self, word: Change | Ready | Absent) -> None:
         os.write(self._output, msgspec.json.encode(word) + b"\n")
 
     async def _start(self, start: Start) -> None:
@@ -62,40 +100,42 @@ class Placer:
         try:
             self.send(await self._kept(start))
         except ray.exceptions.RayActorError as error:
-            why = _why(error)
-            self.send(Failed(start.id, why) if error.actor_init_failed else Lost(start.id, why))
+            if error.actor_init_failed:
+                why = f"{error.error_msg.strip().splitlines()[-1]}: every node needs the same rhymed"
+                self.send(Change(start.id, ended=Ended(1, why)))
+            else:
+                self.send(Change(start.id, lost="its machine, or Ray there, is gone"))
         except Exception as error:  # of Ray in many kinds; a process of which nobody hears would wait for ever
-            self.send(Lost(start.id, _why(error)))
+            self.send(Change(start.id, lost=_first_line(error)))
         finally:
             self._waiting.pop(start.id, None)
             if handle := self._keepers.pop(start.id, None):
                 with contextlib.suppress(ray.exceptions.RayError, ValueError):
                     ray.kill(handle)
 
-    async def _kept(self, start: Start) -> FromPlacer:
-        handle = self._keepers[start.id] = keeper.actor(**await self._options(start))
-        host = await handle.where.remote()
-        self._waiting.pop(start.id, None)
-        self.send(Placed(start.id, host))
-        status, words = await handle.run.remote(msgspec.json.encode(start), self._head, self._first_host() or host)
-        if status is None:
-            return Failed(start.id, words) if words else Lost(start.id, "what watched over it there was killed")
-        return Ended(start.id, status, words)
-
-    async def _options(self, start: Start) -> dict[str, Any]:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    async def _kept(self, start: Start) -> Change:
+        import ray
 
         needs: dict[str, Any] = {"num_cpus": start.cpus, "num_gpus": start.gpus, "name": f"{start.name}#{start.id}"}
-        if start.memory_gib:
-            needs["memory"] = int(start.memory_gib * 2**30)
+        needs |= {"memory": int(start.memory_gib * 2**30)} if start.memory_gib else {}
+        first = ""
         if start.gang > 1:
-            group = await self._group(start)
-            needs["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, start.number)
-        return needs
+            needs["scheduling_strategy"], first = await self._place_in_gang(start)
+        keeper = ray.remote(Keeper).options(max_restarts=0, max_concurrency=4, **needs)
+        handle = self._keepers[start.id] = keeper.remote(start.name, self._head, first)
+        await handle.__ray_ready__.remote()
+        self._waiting.pop(start.id, None)
+        self.send(Change(start.id))
+        ended = await handle.run.remote(msgspec.json.encode(start.order))
+        if not ended:
+            return Change(start.id, lost="what watched over it there was killed")
+        return Change(start.id, ended=msgspec.json.decode(ended, type=Ended))
 
-    async def _group(self, start: Start) -> Any:
-        """One place on each of several machines, all at once or none."""
-        from ray.util.placement_group import placement_group
+    async def _place_in_gang(self, start: Start) -> tuple[Any, str]:
+        """One place on each of several machines, all at once or none; and the address of the first."""
+        import ray
+        from ray.util.placement_group import placement_group, placement_group_table
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         if self._gang is None:
             each = {"CPU": start.cpus, "GPU": float(start.gpus), "memory": start.memory_gib * 2**30}
@@ -103,41 +143,50 @@ class Placer:
             self._gang = placement_group([bundle] * start.gang, strategy="STRICT_SPREAD")
         group = self._gang
         await group.ready()
-        return group
+        node = placement_group_table(group)["bundles_to_node_id"][0]
+        hosts = [str(one["NodeManagerAddress"]) for one in ray.nodes() if one["NodeID"] == node]
+        return PlacementGroupSchedulingStrategy(group, start.number), hosts[0] if hosts else ""
 
-    def _first_host(self) -> str:
-        """Of the gang's machines; empty: there is no gang."""
-        if self._gang is None:
-            return ""
-        import ray
-        from ray.util.placement_group import placement_group_table
 
-        node = placement_group_table(self._gang)["bundles_to_node_id"][0]
-        return next((str(one["NodeManagerAddress"]) for one in ray.nodes() if one["NodeID"] == node), "")
+class Keeper:
+    """The actor of one process: it dies with its machine. Knows nothing of runs."""
 
-    async def _say_to(self, say: Say) -> None:
+    def __init__(self, name: str, head: str, ranks: str) -> None:
+        """`ranks`: the address of its gang's first machine; empty: it has no gang."""
         import ray
 
-        if handle := self._keepers.get(say.id):
-            with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-                await asyncio.wait_for(_awaited(handle.say.remote(say.what)), SAY_S)
+        from rhymed.placement.ray import guardian  # this class travels by value: here it shows that rhymed is missing
+
+        host = str(ray.util.get_node_ip_address())
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-m", guardian.__name__, name, str(os.getpid()), head, host, ranks or host],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._guardian.wait()  # it has left a child of its own
+
+    def run(self, order: bytes) -> bytes:
+        """How the process ended (`Ended`); empty: it is lost. The order has secrets, which Ray would store with an
+        argument of the constructor."""
+        self._write(order)
+        assert self._guardian.stdout is not None
+        return self._guardian.stdout.readline()
+
+    def say(self, how: str) -> None:
+        self._write(how.encode())
+
+    def _write(self, line: bytes) -> None:
+        assert self._guardian.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended, and `run` reads how
+            self._guardian.stdin.write(line + b"\n")
+            self._guardian.stdin.flush()
 
 
-async def _awaited(reference: Any) -> Any:
-    return await reference
-
-
-def _why(error: BaseException) -> str:
-    import ray
-
-    if isinstance(error, ray.exceptions.RayActorError):
-        if error.actor_init_failed:
-            return f"{error.error_msg.strip().splitlines()[-1]}: every node needs the same rhymed"
-        return "its machine, or Ray there, is gone"
+def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0].rstrip(". ") or type(error).__name__
 
 
-def nodes() -> list[Node]:
+def _nodes() -> list[Node]:
     import ray
 
     found = [(one["NodeManagerAddress"], one["Resources"]) for one in ray.nodes() if one["Alive"]]
@@ -146,30 +195,25 @@ def nodes() -> list[Node]:
     ]
 
 
-async def _serve(head: str, output: int) -> None:
-    loop, words = asyncio.get_running_loop(), asyncio.StreamReader(limit=LINE_BYTES)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(words), sys.stdin)
-    await Placer(head, output).run(words)
-
-
-def main() -> int:
-    output = os.dup(1)
-    os.dup2(2, 1)  # what Ray prints
-    die_with_parent()
+async def _serve(address: str, output: int) -> None:
     import ray
 
     try:
-        context = ray.init(sys.argv[1] if sys.argv[1:] else "auto", log_to_driver=False, logging_level=logging.ERROR)
+        context = ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
-        show(f"rhymed: {_why(error)}", file=sys.stderr)
-        return EX_AWAY
-    head = str(context.address_info["gcs_address"])
-    ready = Ready(head, str(ray.util.get_node_ip_address()), nodes())
-    os.write(output, msgspec.json.encode(ready) + b"\n")
-    asyncio.run(_serve(head, output))
+        return Placer("", output).send(Absent(_first_line(error)))
+    placer = Placer(str(context.address_info["gcs_address"]), output)
+    placer.send(Ready(str(context.address_info["gcs_address"]), str(ray.util.get_node_ip_address()), _nodes()))
+    await placer.run(await lines_of_input())
     ray.shutdown()
-    return 0
+
+
+def main() -> None:
+    output = os.dup(1)
+    os.dup2(2, 1)  # what Ray prints
+    die_with_parent()
+    asyncio.run(_serve(sys.argv[1] if sys.argv[1:] else "auto", output))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

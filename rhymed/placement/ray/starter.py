@@ -1,4 +1,4 @@
-"""Starts a run's processes on the machines of a Ray cluster; those beside the run's disk, on this machine.
+"""Starts a run's processes on the machines of a Ray cluster; those next to the run's disk, on this machine.
 
 The connection to Ray is a process of its own (`placer`). While it is lost, because Ray's head is, every process that
 runs continues (`guardian`), and those that end wait for a place until Ray is back.
@@ -9,46 +9,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
-from rhymed.config import Config
-from rhymed.placement.local import LocalProcess, LocalStarter
+from rhymed.core.config import Config
+from rhymed.core.run.layout import RunLayout
+from rhymed.core.service.children import restart_pause_s, wait_or_kill
+from rhymed.core.tasks import watched
+from rhymed.placement.local import LocalProcess, LocalStarter, PlaceLost
 from rhymed.placement.plan import Command, Seat, seats
 from rhymed.placement.ray import cluster
-from rhymed.placement.ray.room import needs
-from rhymed.placement.ray.words import (
-    Ended,
-    Failed,
-    FromPlacer,
-    Lost,
-    Placed,
-    Ready,
-    Say,
-    Start,
-    ToPlacer,
-)
-from rhymed.placement.starter import PlaceLost
-from rhymed.run.layout import RunLayout
-from rhymed.service.children import restart_pause_s
-from rhymed.tasks import watched
+from rhymed.placement.ray.guardian import Ended, Order
+from rhymed.placement.ray.placer import Change, Start, Stop, ToPlacer
 
 LONG_S = 10.0  # without a place, people are told of it
 LONGEST_PAUSE_S = 30.0
 CONFIG, KEYS = "config.json", "keys"
-ENDED = -signal.SIGTERM
 
 
 class RayProcess:
     """From the request for its place on."""
 
-    def __init__(self, start: Start, say: Callable[[Say], bool]) -> None:
-        self.start, self._say = start, say
+    def __init__(self, id: int, send: Callable[[ToPlacer], bool]) -> None:
+        self._id, self._send = id, send
         loop = asyncio.get_running_loop()
-        self.placed: asyncio.Future[str] = loop.create_future()  # its host
+        self.placed: asyncio.Future[object] = loop.create_future()
         self.end: asyncio.Future[Ended] = loop.create_future()
 
     @property
@@ -59,28 +46,35 @@ class RayProcess:
         return (await asyncio.shield(self.end)).status
 
     def terminate(self) -> None:
-        self._ask("terminate")
+        self._stop("terminate")
 
     def kill(self) -> None:
-        self._ask("kill")
+        self._stop("kill")
 
-    def _ask(self, what: str) -> None:
+    def _stop(self, how: str) -> None:
         """Without Ray it cannot be reached: it learns from the broker that the run is over."""
-        if self.alive and not self._say(Say(self.start.id, what)):
-            self.end.set_result(Ended(self.start.id, ENDED, ""))
+        if self.alive and not self._send(Stop(self._id, how)):
+            self.end.set_result(Ended(-signal.SIGTERM, ""))
 
     def last_words(self) -> str:
         return self.end.result().words if self.end.done() else ""
 
-    def lose(self, why: str) -> None:
-        for future in (self.placed, self.end):
-            if not future.done():
-                future.set_exception(PlaceLost(why))
-                future.exception()  # whoever waits gets it
+    def hear(self, change: Change) -> None:
+        if change.lost:
+            for future in (self.placed, self.end):
+                if not future.done():
+                    future.set_exception(PlaceLost(f"its place is lost ({change.lost})"))
+                    future.exception()  # whoever waits gets it
+        elif change.ended is not None:
+            for future in (self.placed, self.end):
+                if not future.done():
+                    future.set_result(change.ended)
+        elif not self.placed.done():
+            self.placed.set_result(None)
 
 
 class RayStarter:
-    """`async with RayStarter(…) as starter`. `report` receives a line per event, for people."""
+    """`report` receives a line per event, for people. `starting` makes one and keeps it connected."""
 
     def __init__(self, config: Config, layout: RunLayout, report: Callable[[str], None]) -> None:
         self._config, self._layout, self._report = config, layout, report
@@ -91,100 +85,57 @@ class RayStarter:
         self._processes: dict[int, RayProcess] = {}
         self._next = 0
         self._head = cluster.address_of(config)
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = watched(self._stay_connected(), lambda error: self._report(f"Ray: {error}"))
-        return self
-
-    async def __aexit__(self, *ended: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if self._placer is not None and self._placer.returncode is None:
-            assert self._placer.stdin is not None
-            self._placer.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._placer.wait(), LONG_S)
-            if self._placer.returncode is None:
-                self._placer.kill()
-                await self._placer.wait()
 
     async def start(self, command: Command, output: Path) -> RayProcess | LocalProcess:
         name, _, number = command.name.partition("-")
         await self._ready.wait()
         seat = self._seats.get(name)
-        if seat is None or seat.kind == "pinned":  # beside the run's disk
+        if seat is None or seat.kind == "pinned":  # next to the run's disk
             return await self._local.start(command, output)
         self._next += 1
-        start = order(self._config, self._layout, seat, int(number.removeprefix("node-") or 0), self._next, output)
-        process = self._processes[start.id] = RayProcess(start, self._send)
+        id = self._next
+        start = order(self._config, self._layout, seat, int(number.removeprefix("node-") or 0), id, output)
+        process = self._processes[id] = RayProcess(id, self._send)
         self._send(start)
         try:
-            await self._place(process, seat)
+            if not (await asyncio.wait([process.placed], timeout=LONG_S))[0]:
+                self._report(f"{start.name} waits for a place in Ray's cluster ({cluster.needs(seat)})")
+            await process.placed
         except BaseException:
-            self._processes.pop(start.id, None)
-            self._send(Say(start.id, "kill"))
+            self._processes.pop(id, None)
+            self._send(Stop(id, "kill"))
             raise
         return process
 
-    async def _place(self, process: RayProcess, seat: Seat) -> None:
-        try:
-            await asyncio.wait_for(asyncio.shield(process.placed), LONG_S)
-        except TimeoutError:
-            self._report(f"{process.start.name} waits for a place in Ray's cluster ({needs(seat)})")
-            await process.placed
-
-    async def _stay_connected(self) -> None:
+    async def stay_connected(self) -> None:
         failures = 0
         while True:
             try:
-                self._placer, ready = await cluster.connect(self._config, self._head)
+                self._placer, ready = await cluster.connect(self._config.run.name, self._head)
             except ConnectionError:
                 failures += 1
                 await asyncio.sleep(restart_pause_s(failures, 1.0, LONGEST_PAUSE_S))
                 continue
             if self._ready.is_set():  # not for the first time
-                self._lose_all("Ray was away")
+                for id in list(self._processes):
+                    self._hear(Change(id, lost="Ray was away"))
                 self._report("Ray is back")
-            failures = 0
-            self._connected(ready)
-            await self._listen(self._placer)
+            gpus = any(node.gpus for node in ready.nodes)
+            self._head, self._seats = ready.head, {seat.name: seat for seat in seats(self._config, gpus=gpus)}
+            self._ready.set()
+            assert self._placer.stdout is not None
+            while line := await self._placer.stdout.readline():
+                self._hear(msgspec.json.decode(line, type=Change))
             await self._placer.wait()
             self._report(
                 "the connection to Ray is lost: the run continues, and a process that ends waits for Ray to be back"
             )
             failures = 1
 
-    def _connected(self, ready: Ready) -> None:
-        gpus = any(node.gpus for node in ready.nodes)
-        self._head, self._seats = ready.head, {seat.name: seat for seat in seats(self._config, gpus=gpus)}
-        self._ready.set()
-
-    async def _listen(self, placer: asyncio.subprocess.Process) -> None:
-        assert placer.stdout is not None
-        while line := await placer.stdout.readline():
-            self._hear(msgspec.json.decode(line, type=FromPlacer))
-
-    def _hear(self, word: FromPlacer) -> None:
-        if isinstance(word, Ready) or (process := self._processes.get(word.id)) is None:
-            return
-        if isinstance(word, Placed):
-            if not process.placed.done():
-                process.placed.set_result(word.host)
-            return
-        del self._processes[word.id]
-        if isinstance(word, Lost):
-            process.lose(f"its place is lost ({word.why})")
-        elif isinstance(word, Ended) and not process.end.done():
-            process.end.set_result(word)
-        elif isinstance(word, Failed) and not process.end.done():
-            process.end.set_result(Ended(word.id, 1, word.why))
-
-    def _lose_all(self, why: str) -> None:
-        processes, self._processes = list(self._processes.values()), {}
-        for process in processes:
-            process.lose(why)
+    def _hear(self, change: Change) -> None:
+        final = change.lost or change.ended is not None
+        if process := self._processes.pop(change.id, None) if final else self._processes.get(change.id):
+            process.hear(change)
 
     def _send(self, word: ToPlacer) -> bool:
         """Whether there is a connection to Ray."""
@@ -192,6 +143,24 @@ class RayStarter:
             return False
         self._placer.stdin.write(msgspec.json.encode(word) + b"\n")
         return True
+
+    async def close(self) -> None:
+        """Ends the connection to Ray, and with it what is placed there."""
+        if self._placer is not None and self._placer.stdin is not None:
+            self._placer.stdin.close()
+            await wait_or_kill(self._placer, LONG_S, session=False)
+
+
+@contextlib.asynccontextmanager
+async def starting(config: Config, layout: RunLayout, report: Callable[[str], None]) -> AsyncIterator[RayStarter]:
+    starter = RayStarter(config, layout, report)
+    connected = watched(starter.stay_connected(), lambda error: report(f"Ray: {error}"))
+    try:
+        yield starter
+    finally:
+        connected.cancel()
+        await asyncio.gather(connected, return_exceptions=True)
+        await starter.close()
 
 
 def order(config: Config, layout: RunLayout, seat: Seat, number: int, id: int, output: Path) -> Start:
@@ -205,18 +174,13 @@ def order(config: Config, layout: RunLayout, seat: Seat, number: int, id: int, o
         environment["RHYMED_NET__WEIGHTS"] = "tcp://{host}:{port}"
         if seat.count > 1:
             environment["RHYMED_NET__RANKS"] = f"tcp://{{ranks}}:{seat.ports['ranks']}"
-    return Start(
-        id=id,
-        name=seat.process(number),
+    wanted = Order(
         arguments=seat.command(f"{{folder}}/{CONFIG}", number, ()),
         environment=environment,
         files=files,
         output=str(output),
         broker=layout.broker.removeprefix("tcp://"),
         needs=str(layout.config) if seat.files == "shared" else "",
-        cpus=seat.cpus,
-        gpus=seat.gpus,
-        memory_gib=seat.memory_gib,
-        gang=seat.count if seat.kind == "gang" else 1,
-        number=number,
     )
+    gang = seat.count if seat.kind == "gang" else 1
+    return Start(id, seat.process(number), wanted, seat.cpus, seat.gpus, seat.memory_gib, gang, number)

@@ -7,7 +7,7 @@ from typing import Any
 
 import zstandard
 
-from rhymed.errors import StoreDamaged
+from rhymed.core.errors import StoreDamaged
 
 RESCUE = "check the disk; the rest of the store can still be read"
 MOST_RATIO = 1 << 15  # of zstd: a block of 4 bytes holds at most 128 KiB

@@ -2,7 +2,8 @@
 
 They are needed and deleted with the log-probs. A sample whose weights are all 1 has none, so its entry is what it is
 without weights. Layout after the log-probs: checksum (4 bytes), the sample's weight (float64), token weights (float32
-each) or nothing, and a byte for which of the two. An entry with weights has an odd size, others an even one. Pure.
+each) or nothing, and a byte for which of the two. An entry with weights has an odd size, others an even one, also
+where floors follow the log-probs (`records.FLOORS`). Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rhymed.errors import MalformedMessage, StoreDamaged
+from rhymed.core.errors import MalformedMessage, StoreDamaged
+from rhymed_store.codec import records
 from rhymed_store.codec.frames import RESCUE
 
 _CHECK = 4  # bytes of a checksum
@@ -51,23 +53,23 @@ def pack(weights: LossWeights) -> bytes:
 
 def tokens_of(entry: Any) -> int:
     """Response tokens of an entry of log-probs, with or without weights; -1 if its size cannot be right."""
-    size = len(entry) - _CHECK
-    if size % 4:
+    size, per_token = len(entry) - _CHECK, 4
+    if records.has_floors(entry):
+        size, per_token = size - len(records.FLOORS), 8
+    if len(entry) % 2:
         size -= _FIXED
-        per_token = 8 if bytes(entry[-1:]) == _TOKENS else 4
-    else:
-        per_token = 4
+        per_token += 4 if bytes(entry[-1:]) == _TOKENS else 0
     return size // per_token if size >= 0 and size % per_token == 0 else -1
 
 
 def without(entry: bytes, length: int) -> bytes:
-    """The entry's log-probs alone, as they were before weights were added."""
-    return entry[: _CHECK + 4 * length]
+    """The entry's log-probs and floors alone, as they were before weights were added."""
+    return entry[: records.logprobs_end(entry, length)]
 
 
 def unpack(entry: Any, length: int, what: object) -> LossWeights:
     """Raises `StoreDamaged` naming `what` when the bytes are not those that were written."""
-    value = bytes(memoryview(entry)[_CHECK + 4 * length :])
+    value = bytes(memoryview(entry)[records.logprobs_end(entry, length) :])
     if not value:
         return ONES
     body = value[_CHECK:]

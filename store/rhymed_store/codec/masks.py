@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.errors import MalformedMessage, StoreDamaged
+from rhymed.core.errors import MalformedMessage, StoreDamaged
 from rhymed_store.codec.frames import RESCUE
 
 _CHECK = 4  # bytes of the checksum; after it: is it deflated (one byte), bits

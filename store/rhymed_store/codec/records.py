@@ -3,6 +3,8 @@
 Sample keys sort by prompt, step, index, so a prompt's history is one range; journal keys by step, prompt, index, so
 a step is one range. Steps are biased by 2^31: the negative ones of imported history sort first. A record's length
 has a fixed offset and is read without its tokens. Every array and every record carries a checksum.
+
+At the end: what trained steps drew from the plan, a line per step.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.errors import MalformedMessage, StoreDamaged
-from rhymed.messages import FinishReason, JournalEntry, SampleId, SampleInfo, SampleState
+from rhymed.core.errors import MalformedMessage, StoreDamaged
+from rhymed.core.messages import Drawn, FinishReason, JournalEntry, SampleId, SampleInfo, SampleState
 from rhymed_store.codec import frames
 from rhymed_store.codec.frames import RESCUE
 
@@ -208,15 +211,24 @@ def pack_journal(
 
 
 def journal_state(value: Any) -> SampleState:
-    state: SampleState = STATES[value[0]]
+    """Raises `StoreDamaged` for bytes that no journal has."""
+    try:
+        state: SampleState = STATES[value[0]]
+    except IndexError:
+        raise StoreDamaged(f"a line of the journal is damaged at rest ({bytes(value[:1]).hex()}); {RESCUE}") from None
     return state
 
 
 def unpack_journal(key: Any, value: Any, reason: str = "") -> JournalEntry:
-    state, length, oldest, has_reward, reward = _JOURNAL.unpack(value)
+    """Raises `StoreDamaged` for bytes that no journal has."""
+    try:
+        _, length, oldest, has_reward, reward = _JOURNAL.unpack(value)
+        id = sample_of(key)
+    except (struct.error, ValueError) as error:
+        raise StoreDamaged(f"a line of the journal is damaged at rest ({error}); {RESCUE}") from None
     return JournalEntry(
-        id=sample_of(key),
-        state=STATES[state],
+        id=id,
+        state=journal_state(value),
         length=length,
         oldest_version=oldest,
         reward=reward if has_reward else None,
@@ -264,15 +276,32 @@ def unpack_tokens(frame: Any, width: int, out: Tokens, what: object) -> None:
         out |= np.frombuffer(raw, "<u1" if width == 3 else "<u2", offset=2 * len(out)).astype(np.uint32) << 16
 
 
-def pack_logprobs(data: Any) -> bytes:
-    """float32 bytes after their checksum. Not compressed: mantissas are noise, and they live for a few steps."""
-    return b"".join((zlib.crc32(data).to_bytes(4, "little"), data))
+FLOORS = b"fl"
+"""Ends the floors behind log-probs: two bytes more than a multiple of four say that an entry has floors."""
+
+
+def pack_logprobs(data: Any, *, floors: bool = False) -> bytes:
+    """float32 bytes after their checksum. Not compressed: mantissas are noise, and they live for a few steps.
+
+    `floors`: they are the second half of `data`."""
+    return b"".join((zlib.crc32(data).to_bytes(4, "little"), data, FLOORS if floors else b""))
+
+
+def has_floors(value: Any) -> bool:
+    return len(value) % 4 > 1
+
+
+def logprobs_end(value: Any, length: int) -> int:
+    """Where log-probs and floors of `length` tokens end in an entry. Loss weights may follow, see `lossweights`."""
+    return 4 + 8 * length + len(FLOORS) if has_floors(value) else 4 + 4 * length
 
 
 def unpack_logprobs(value: Any, length: int, what: object) -> memoryview:
-    """Loss weights may follow them, see `lossweights`."""
-    data = memoryview(value)[4 : 4 + 4 * length]
-    if len(data) != 4 * length or zlib.crc32(data).to_bytes(4, "little") != value[:4]:
+    """With floors, if there are any."""
+    size = 8 * length if has_floors(value) else 4 * length
+    data, end = memoryview(value)[4 : 4 + size], logprobs_end(value, length)
+    whole = len(data) == size and bytes(value[4 + size : end]) in (b"", FLOORS)
+    if not whole or zlib.crc32(data).to_bytes(4, "little") != value[:4]:
         raise StoreDamaged(f"{what}: log-probs damaged at rest; {RESCUE}")
     return data
 
@@ -286,3 +315,25 @@ def check_reward(reward: float | None, what: object) -> float:
     if reward is None or not math.isfinite(reward):
         raise MalformedMessage(f"{what}: a finite reward expected, not {reward}")
     return reward
+
+
+# What trained steps drew from the plan, at rest: a line per step in the table `meta`, kept for good. Pure.
+
+PREFIX = b"drawn/"  # of their keys
+
+
+def drawn_key(step: int) -> bytes:
+    return PREFIX + f"{step:010}".encode()
+
+
+def pack_drawn(drawn: Drawn) -> bytes:
+    return frames.pack_bytes(msgspec.json.encode(drawn), 1)
+
+
+def unpack_drawn(at: Any, value: Any) -> Drawn:
+    """Raises `StoreDamaged`."""
+    what = f"the prompts of step {bytes(at).removeprefix(PREFIX).decode(errors='replace').lstrip('0') or '0'}"
+    try:
+        return msgspec.json.decode(frames.unpack_bytes(value, what), type=Drawn)
+    except msgspec.MsgspecError as error:
+        raise StoreDamaged(f"{what} are damaged at rest ({error}); {RESCUE}") from None

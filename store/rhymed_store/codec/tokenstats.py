@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rhymed.errors import StoreDamaged
+from rhymed.core.errors import StoreDamaged
 from rhymed_store.codec import frames
 from rhymed_store.codec.frames import RESCUE
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rhymed.errors import StoreDamaged
-from rhymed.messages import Answer, Call, Fork, SampleInfo, Turn
+from rhymed.core.errors import StoreDamaged
+from rhymed.core.messages import Answer, Call, Fork, SampleInfo, Turn
 from rhymed_store.codec import records
 from rhymed_store.codec.frames import RESCUE
 
@@ -29,7 +29,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     answer: Answer | None = None
     turn: Turn | None = None
     tokens: bytes = b""  # uint32
-    logprobs: bytes = b""  # float32, of a turn
+    logprobs: bytes = b""  # float32, of a turn; floors follow them if it has any
     drafted: bytes | None = None  # mask of accepted drafts as in PutSamples; None: unknown
     attempt: str = ""
 
@@ -42,11 +42,21 @@ class Finished(NamedTuple):
     calls: list[list[Call]]  # of every answer but the first, in their order
     forks: tuple[Fork, ...] = ()  # as in SampleInfo
     last: int | None = None  # likewise
+    said: tuple[str, ...] = ()  # as in SampleInfo
+    state: str = ""  # as in SampleInfo
+    turn_rewards: tuple[float, ...] = ()  # as in SampleInfo
 
-    def attach(self, info: SampleInfo) -> SampleInfo:
-        return msgspec.structs.replace(
-            info, turns=self.turns, earned=self.earned, forks=list(self.forks), last=self.last
+    def attach(self, info: SampleInfo, *, said: bool = False) -> SampleInfo:
+        """The info with its turns; `said`: also with the messages and the state."""
+        attached = msgspec.structs.replace(
+            info,
+            turns=self.turns,
+            earned=self.earned,
+            turn_rewards=list(self.turn_rewards),
+            forks=list(self.forks),
+            last=self.last,
         )
+        return msgspec.structs.replace(attached, said=list(self.said), state=self.state) if said else attached
 
 
 def answer_key(journal: bytes, number: int) -> bytes:

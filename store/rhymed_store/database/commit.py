@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rhymed.errors import PeerGone
+from rhymed.core.errors import PeerGone
 from rhymed_store.database.transactions import Operation
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.errors import StoreDamaged
-from rhymed.messages import SampleId
+from rhymed.core.errors import StoreDamaged
+from rhymed.core.messages import SampleId
 from rhymed_store.codec import frames, records
 
 MOST_TOKENS = (1 << 32) - 1  # of one sample: positions have four bytes

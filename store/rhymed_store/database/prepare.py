@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rhymed.errors import MalformedMessage
-from rhymed.messages import EVAL, PutPartials, PutSamples, PutScores, SampleInfo
+from rhymed.core.errors import MalformedMessage
+from rhymed.core.messages import EVAL, PutPartials, PutSamples, PutScores, SampleInfo
 from rhymed_store.codec import masks, records
 from rhymed_store.database import partials
 
@@ -38,7 +38,12 @@ def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[Ne
     infos = message.samples
     lengths = [info.length for info in infos]
     contexts = [info.prompt_length for info in infos]
-    with_logprobs = [info.length if info.id.step >= 0 else 0 for info in infos]
+    if len(message.floored) not in (0, len(infos)):
+        raise MalformedMessage(f"PutSamples: {len(message.floored)} samples with or without floors, of {len(infos)}")
+    floored = message.floored or [False] * len(infos)
+    with_logprobs = [
+        info.length * (1 + has) if info.id.step >= 0 else 0 for info, has in zip(infos, floored, strict=True)
+    ]
     for info in infos:
         _check_info(info)
     if len(frames) != (expected := 3 + bool(message.drafted)):
@@ -51,12 +56,12 @@ def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[Ne
     packed, width = records.pack_tokens(np.frombuffer(frames[1], "<u4"), lengths, level)
     drafted = masks.cut(frames[3], lengths, message.drafted) if message.drafted else [b""] * len(infos)
     rows = []
-    for info, frame, context, logprobs, mask in zip(
-        infos, packed, cut(frames[0], contexts), cut(frames[2], with_logprobs), drafted, strict=True
+    for info, frame, context, logprobs, mask, has in zip(
+        infos, packed, cut(frames[0], contexts), cut(frames[2], with_logprobs), drafted, floored, strict=True
     ):
         name = records.context_key(info.id.prompt, context)
         key = records.sample_key(info.id)
-        kept = records.pack_logprobs(logprobs) if 0 <= info.id.step < EVAL else b""
+        kept = records.pack_logprobs(logprobs, floors=has) if 0 <= info.id.step < EVAL else b""
         rows.append(NewRow(key, info, frame, width, kept, name, context, mask))
     return rows
 
@@ -71,6 +76,13 @@ def _check_info(info: SampleInfo) -> None:
     _check_forks(info)
     if info.earned is not None:
         records.check_reward(info.earned, f"sample {info.id}: the reward of its environment")
+    for reward in info.turn_rewards:
+        records.check_reward(reward, f"sample {info.id}: the reward of a turn")
+    if info.turn_rewards and (info.earned is None or len(info.turn_rewards) != info.turn_count):
+        raise MalformedMessage(
+            f"sample {info.id}: rewards of {len(info.turn_rewards)} turns, it has {info.turn_count} and earned"
+            f" {info.earned}"
+        )
     if any(version >= 1 << 31 for version, _ in info.versions):
         raise MalformedMessage(f"sample {info.id}: a policy version must fit 32 bits")
 

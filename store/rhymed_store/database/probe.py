@@ -19,8 +19,9 @@ from typing import Any
 
 import lmdb
 
-from rhymed.errors import StoreDamaged, StoreError
-from rhymed.output import show
+from rhymed.core.errors import StoreDamaged, StoreError
+from rhymed.core.output import show
+from rhymed.core.text import quoted
 
 SHORT_S = 0.2  # walk after a clean end
 LONG_S = 60.0  # walk after a kill
@@ -76,11 +77,10 @@ def check_readable(folder: Path) -> None:
 
 def _check_complete(folder: Path, places: list[str]) -> None:
     """Its writer makes all tables in one transaction."""
-    from rhymed_store.database.tables import LATER, TABLES  # not in the child, which has to start fast
+    from rhymed_store.database.tables import TABLES  # not in the child, which has to start fast
 
-    needed = [name for name in TABLES if name not in LATER]
-    lost = [name for name in needed if f"table {name!r}" not in places]
-    if lost and len(lost) < len(needed):
+    lost = [name for name in TABLES if f"table {name!r}" not in places]
+    if lost and len(lost) < len(TABLES):
         raise damaged(folder, f"table {lost[0]!r} is missing")
 
 
@@ -95,8 +95,8 @@ def death(status: int, folder: Path) -> str:
 def damaged(folder: Path, why: str) -> StoreDamaged:
     run = folder.parent if folder.name.partition("-")[0] == "store" else folder
     return StoreDamaged(
-        f"{folder} is damaged: {why}. `rhymed history verify {run}` names what is lost, `rhymed history repair {run}`"
-        " saves the rest"
+        f"{folder} is damaged: {why}. `rhymed history verify {quoted(run)}` names what is lost,"
+        f" `rhymed history repair {quoted(run)}` saves the rest"
     )
 
 

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rhymed import messages
-from rhymed.errors import MalformedMessage, StoreDamaged, UnknownSample
-from rhymed_store.codec import frames, lossweights, records
+from rhymed.core import messages
+from rhymed.core.errors import MalformedMessage, StoreDamaged, UnknownSample
+from rhymed_store.codec import frames, lossweights, records, scoreparts
 from rhymed_store.codec.lossweights import LossWeights
 from rhymed_store.codec.records import Record, Tokens
+from rhymed_store.codec.scoreparts import ScoreParts
 from rhymed_store.database import partials, sessions
 from rhymed_store.database.tables import Tables
 
@@ -34,14 +35,26 @@ class Reads:
         with self._database.read() as txn:
             rows = [self._find(txn, sample) for sample in message.samples]
             arrays: list[Any] = [self._tokens(txn, rows)]
-            weights: list[LossWeights] = []
+            weights, parts, floored = list[LossWeights](), list[ScoreParts](), list[bool]()
             if message.logprobs:
-                logprobs, weights = self._logprobs(txn, rows)
+                logprobs, weights, floored = self._logprobs(txn, rows)
+                found = self._parts(txn, [records.sample_key(sample) for sample in message.samples])
+                parts = [ScoreParts() if one is None else one for one in found]
                 arrays.append(logprobs)
             if message.prompt_tokens:
                 arrays.append(self._contexts(txn, rows))
-            infos = sessions.attached(txn, self._tables, _infos(rows))
-        return _samples(infos, weights), arrays + _token_weights(weights)
+            infos = sessions.attached(txn, self._tables, _infos(rows), said=not message.logprobs)
+        return _samples(infos, weights, parts, floored), arrays + _token_weights(weights)
+
+    def _parts(self, txn: Any, keys: Sequence[bytes]) -> list[ScoreParts | None]:
+        """None: the sample has none."""
+        table = self._tables["parts"]
+        if not txn.stat(table)["entries"]:
+            return [None] * len(keys)
+        values = [txn.get(key, db=table) for key in keys]
+        return [
+            None if value is None else scoreparts.unpack(key, value) for key, value in zip(keys, values, strict=True)
+        ]
 
     def partials(self, message: messages.GetPartials) -> tuple[messages.Partials, list[Any]]:
         tokens_by_id = {}
@@ -143,14 +156,17 @@ class Reads:
                 records.unpack_tokens(frame, record.width, out[start : start + record.length], what)
         return out
 
-    def _logprobs(self, txn: Any, rows: Sequence[SampleRecord]) -> tuple[bytes, list[LossWeights]]:
-        """With the weights in the loss that follow them; an empty list if all are 1."""
-        parts, weights = [], []
+    def _logprobs(self, txn: Any, rows: Sequence[SampleRecord]) -> tuple[bytes, list[LossWeights], list[bool]]:
+        """With floors where there are any, and the weights in the loss that follow them; an empty list if all are 1.
+        And which have floors; an empty list if none has."""
+        parts, weights, floored = [], [], []
         for row in rows:
             what, length, entry = f"sample {row.sample}", row.record.length, self._entry(txn, row.sample)
             parts.append(records.unpack_logprobs(entry, length, what))
             weights.append(lossweights.unpack(entry, length, what))
-        return b"".join(parts), weights if any(found != lossweights.ONES for found in weights) else []
+            floored.append(records.has_floors(entry))
+        some = any(found != lossweights.ONES for found in weights)
+        return b"".join(parts), weights if some else [], floored if any(floored) else []
 
     def _entry(self, txn: Any, sample: messages.SampleId) -> Any:
         """What the store has of the sample until its step is in a checkpoint: log-probs and loss weights."""
@@ -192,11 +208,20 @@ def _infos(rows: Sequence[SampleRecord]) -> list[messages.SampleInfo]:
     return [record.info(sample) for sample, record in rows]
 
 
-def _samples(infos: list[messages.SampleInfo], weights: Sequence[LossWeights] = ()) -> messages.Samples:
+def _samples(
+    infos: list[messages.SampleInfo],
+    weights: Sequence[LossWeights] = (),
+    parts: Sequence[ScoreParts] = (),
+    floored: Sequence[bool] = (),
+) -> messages.Samples:
+    numbers, rewards = [found.numbers for found in parts], [list(found.token_rewards) for found in parts]
     return messages.Samples(
         samples=infos,
         weights=[found.sample for found in weights],
         weighted=[bool(found.tokens) for found in weights],
+        parts=numbers if any(numbers) else [],
+        token_rewards=rewards if any(rewards) else [],
+        floored=list(floored),
     )
 
 

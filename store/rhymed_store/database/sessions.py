@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from rhymed import messages
-from rhymed.errors import MalformedMessage, StoreDamaged, UnknownSample
+from rhymed.core import messages
+from rhymed.core.errors import MalformedMessage, StoreDamaged, UnknownSample
 from rhymed_store.codec import masks, records, turns
 from rhymed_store.codec.turns import Entry, Finished
 from rhymed_store.database.prepare import HEADER_BYTES, cut
@@ -127,7 +127,10 @@ class SessionWrites:
         key, low = records.sample_key(info.id), records.journal_key(info.id)
         answers = [entry.answer for entry in _sound(txn, self._tables, low) if entry.answer is not None]
         calls = [answer.calls for answer in answers[1:]]
-        kept = Finished(info.turns, info.earned, calls, tuple(info.forks), info.last)
+        said = [answer.said for answer in answers[1:] if answer.said]
+        state = answers[-1].state if answers else ""
+        rewards = tuple(info.turn_rewards)
+        kept = Finished(info.turns, info.earned, calls, tuple(info.forks), info.last, tuple(said), state, rewards)
         txn.put(key, turns.pack(key, kept), db=self._tables[FINISHED])
         with txn.cursor(self._tables[ENTRIES]) as cursor:
             while cursor.set_range(low) and bytes(cursor.key())[:-4] == low:
@@ -169,9 +172,13 @@ def _entries(message: messages.PutTurns, frames: Sequence[bytes]) -> list[Entry]
         )
     if len(frames) != (expected := 2 + bool(message.drafted)):
         raise MalformedMessage(f"PutTurns carries {expected} arrays, not {len(frames)}")
-    for frame in frames[:2]:
-        if len(frame) != 4 * sum(lengths):
-            raise MalformedMessage(f"PutTurns: {len(frame)} bytes, {4 * sum(lengths)} announced")
+    if len(message.floored) not in (0, count):
+        raise MalformedMessage(f"PutTurns: {len(message.floored)} turns with or without floors, of {count}")
+    floored = message.floored or [False] * count
+    with_floors = [length * (1 + has) for length, has in zip(lengths, floored, strict=True)]
+    for frame, sizes in zip(frames, (lengths, with_floors), strict=False):
+        if len(frame) != 4 * sum(sizes):
+            raise MalformedMessage(f"PutTurns: {len(frame)} bytes, {4 * sum(sizes)} announced")
     for sample, number, turn in zip(message.samples, message.numbers, message.turns, strict=True):
         _check_number(sample, number)
         if not turn.length or turn.finish_reason == "abort":
@@ -181,7 +188,7 @@ def _entries(message: messages.PutTurns, frames: Sequence[bytes]) -> list[Entry]
     drafted: Sequence[bytes | None] = [None] * count
     if message.drafted:
         drafted = _masks(frames[2], lengths, message.drafted)
-    parts = zip(message.turns, cut(frames[0], lengths), cut(frames[1], lengths), drafted, strict=True)
+    parts = zip(message.turns, cut(frames[0], lengths), cut(frames[1], with_floors), drafted, strict=True)
     return [Entry(None, turn, bytes(tokens), bytes(logprobs), mask) for turn, tokens, logprobs, mask in parts]
 
 
@@ -208,8 +215,6 @@ def _masks(frame: bytes, lengths: Sequence[int], masked: Sequence[bool]) -> list
 def _sound(txn: Any, tables: dict[str, Any], low: bytes, first: int = 0) -> Iterator[Entry]:
     """The sample's answers and turns, alternately, from answer `first` up to the first that is missing or cannot be
     read."""
-    if ENTRIES not in tables:
-        return
     with txn.cursor(tables[ENTRIES]) as cursor:
         expected, there = 2 * first, cursor.set_range(turns.answer_key(low, first))
         while there and bytes(cursor.key())[:-4] == low and turns.number_of(cursor.key()) == expected:
@@ -244,6 +249,7 @@ class SessionReads:
 
 def _session(sample: messages.SampleId, entries: Sequence[Entry], *, begun: bool, stored: bool) -> messages.Session:
     made = [entry.turn for entry in entries if entry.turn is not None]
+    floored = [len(entry.logprobs) > 4 * entry.turn.length for entry in entries if entry.turn is not None]
     return messages.Session(
         id=sample,
         answers=[entry.answer for entry in entries if entry.answer is not None],
@@ -251,12 +257,15 @@ def _session(sample: messages.SampleId, entries: Sequence[Entry], *, begun: bool
         begun=begun,
         stored=stored,
         drafted=[entry.drafted is not None for entry in entries if entry.turn is not None],
+        floored=floored if any(floored) else [],
     )
 
 
 def _without_results(session: messages.Session) -> messages.Session:
-    """Who writes its next turn needs to know neither rewards nor calls."""
-    answers = [msgspec.structs.replace(answer, reward=None, calls=[]) for answer in session.answers]
+    """The worker that writes the next turn needs neither rewards nor calls, nor messages."""
+    answers = [
+        msgspec.structs.replace(answer, reward=None, calls=[], said="", state="") for answer in session.answers
+    ]
     return msgspec.structs.replace(session, answers=answers)
 
 
@@ -268,7 +277,7 @@ def _begun(txn: Any, tables: dict[str, Any], low: bytes, entries: int) -> bool:
 
 def in_progress(txn: Any, tables: dict[str, Any], low: bytes) -> Iterator[messages.JournalEntry]:
     """Samples with turns, from this journal key on."""
-    if ENTRIES not in tables or not txn.stat(tables[ENTRIES])["entries"]:
+    if not txn.stat(tables[ENTRIES])["entries"]:
         return
     with txn.cursor(tables[ENTRIES]) as cursor:
         there = cursor.set_range(low)
@@ -283,15 +292,15 @@ def in_progress(txn: Any, tables: dict[str, Any], low: bytes) -> Iterator[messag
 
 def finished(txn: Any, tables: dict[str, Any], key: bytes) -> Finished | None:
     """Of the complete sample with this key; None: it had no environment. Raises `StoreDamaged`."""
-    table = tables.get(FINISHED)
-    value = None if table is None else txn.get(key, db=table)
+    value = txn.get(key, db=tables[FINISHED])
     return None if value is None else turns.unpack_finished(key, value)
 
 
-def attached(txn: Any, tables: dict[str, Any], infos: Sequence[messages.SampleInfo]) -> list[messages.SampleInfo]:
-    """With their turns. Costs nothing in a store without any."""
-    table = tables.get(FINISHED)
-    if table is None or not txn.stat(table)["entries"]:
+def attached(
+    txn: Any, tables: dict[str, Any], infos: Sequence[messages.SampleInfo], *, said: bool = False
+) -> list[messages.SampleInfo]:
+    """Infos with their turns; `said`: also with messages. Costs nothing in a store without turns."""
+    if not txn.stat(tables[FINISHED])["entries"]:
         return list(infos)
     found = [finished(txn, tables, records.sample_key(info.id)) for info in infos]
-    return [info if kept is None else kept.attach(info) for info, kept in zip(infos, found, strict=True)]
+    return [info if kept is None else kept.attach(info, said=said) for info, kept in zip(infos, found, strict=True)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rhymed.errors import StoreDamaged
+from rhymed.core.errors import StoreDamaged
 
 KEY_BYTES = 8
 PAGE_HEADER = 16

@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import lmdb
 
-from rhymed.errors import StoreDamaged, StoreError
-from rhymed.messages import Drawn
-from rhymed_store.codec import draws
+from rhymed.core.errors import StoreDamaged, StoreError
+from rhymed.core.messages import Drawn
+from rhymed_store.codec import records
 from rhymed_store.codec.records import SCHEMA
 from rhymed_store.database.stream import Stream
 
@@ -38,8 +38,6 @@ TABLES = {
     "sessions": "what complete samples with an environment have beyond their record, by sample",
     "meta": "schema, run, counters, and which prompts each step drew from the plan",
 }
-LATER = ("parts", "tokenstats", "turns", "sessions")
-"""Tables that a store of an earlier release lacks until it is opened for writing."""
 SLACK = 64  # pages that LMDB may have allocated and never written
 TWIN = os.strerror(errno.EAGAIN)  # LMDB's error when a process in another namespace has our process id
 
@@ -48,7 +46,7 @@ class Tables:
     """What reading and writing share. A subclass opens `_env`, then the tables."""
 
     folder: Path
-    tables: dict[str, Any]  # those of `LATER` may be missing
+    tables: dict[str, Any]
     _env: Any
 
     def _open_tables(self, *, create: bool) -> None:
@@ -56,8 +54,7 @@ class Tables:
         with self._env.begin(write=True) if create else contextlib.nullcontext() as txn:
             # A writer makes all or, where a kill comes between, none. A reader's transaction would close them again.
             for name in TABLES:
-                with contextlib.suppress(*[lmdb.NotFoundError] * (name in LATER)):
-                    self.tables[name] = self._env.open_db(name.encode(), txn=txn, create=create)
+                self.tables[name] = self._env.open_db(name.encode(), txn=txn, create=create)
         self.page_bytes: int = self._env.stat()["psize"]
         self.stream = Stream(self.tables["tokens"], self.page_bytes)
 
@@ -87,10 +84,10 @@ class Tables:
         """
         found = []
         with txn.cursor(self.tables["meta"]) as cursor:
-            for key, value in cursor if cursor.set_range(draws.key(max(0, from_step))) else ():
-                if not bytes(key).startswith(draws.PREFIX):
+            for key, value in cursor if cursor.set_range(records.drawn_key(max(0, from_step))) else ():
+                if not bytes(key).startswith(records.PREFIX):
                     break
-                found.append(draws.unpack(key, value))
+                found.append(records.unpack_drawn(key, value))
         return found
 
 

@@ -9,18 +9,21 @@ LMDB.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from rhymed import messages
-from rhymed.errors import RunMismatch, UnknownSample
-from rhymed_store.codec import draws, frames, lossweights, records, scoreparts
+from rhymed.core import messages
+from rhymed.core.errors import MalformedMessage, RunMismatch, UnknownSample
+from rhymed.core.messages import EVAL, PutTokenStats
+from rhymed_store.codec import frames, lossweights, records, scoreparts, tokenstats
 from rhymed_store.database import partials
 from rhymed_store.database.prepare import HEADER_BYTES, NewRow, check_partials, check_row, cut, cut_weights
 from rhymed_store.database.sessions import SessionWrites
 from rhymed_store.database.transactions import Batch, Database
+
+SMALL = 4096  # bytes of a sample's parts of a reward, which need no room of their own
 
 
 def _differing(first: str, second: str) -> tuple[str, str]:
@@ -35,11 +38,10 @@ def _differing(first: str, second: str) -> tuple[str, str]:
 
 
 class Writes:
-    """The operations on one database. `level` is zstd's, for prompts and their tokens. `alone`: it is the run's only
-    store, so it has a sample of each step."""
+    """The operations on one database. `level` is zstd's, for prompts and their tokens."""
 
-    def __init__(self, database: Database, level: int, *, alone: bool = True) -> None:
-        self._database, self._tables, self._level, self._alone = database, database.tables, level, alone
+    def __init__(self, database: Database, level: int) -> None:
+        self._database, self._tables, self._level = database, database.tables, level
         self.sessions = SessionWrites(database, lambda txn, step: is_live(step, self._live_from(txn)))
 
     def open_run(self, batch: Batch, message: messages.OpenRun) -> None:
@@ -50,6 +52,9 @@ class Writes:
             batch.txn.put(b"run", claim, db=meta)
         elif bytes(owner) != claim:
             run, fingerprint = msgspec.json.decode(owner, type=tuple[str, str])
+            if fingerprint == message.fingerprint and message.id and self._id(batch.txn) == message.id:
+                batch.txn.put(b"run", claim, db=meta)  # its folder was renamed, or is a copy
+                return
             before, now = _differing(fingerprint, message.fingerprint)
             raise RunMismatch(
                 f"{self._database.folder} belongs to run {run!r} ({before}), not to {message.run!r} ({now}); choose"
@@ -59,15 +64,18 @@ class Writes:
             self._check_id(batch.txn, message.id)
 
     def _check_id(self, txn: Any, id: str) -> None:
-        """A store without an id, of an earlier release or made by an import, takes the run's."""
+        """A store without an id, made by an import, takes the run's."""
         meta = self._tables["meta"]
-        found = bytes(txn.get(b"id", db=meta) or b"").decode()
+        found = self._id(txn)
         if found and found != id:
             raise RunMismatch(
                 f"{self._database.folder} is the store of another run (id {found}), though of the same name and"
                 f" settings: this run is {id}; put its own store back"
             )
         txn.put(b"id", id.encode(), db=meta)
+
+    def _id(self, txn: Any) -> str:
+        return bytes(txn.get(b"id", db=self._tables["meta"]) or b"").decode()
 
     def put_prompts(self, batch: Batch, message: messages.PutPrompts) -> None:
         rows = [(records.prompt_key(row.prompt), check_row(row.prompt, row.row)) for row in message.rows]
@@ -164,10 +172,12 @@ class Writes:
             reward = records.check_reward(score.reward, score.id)
             record = self._record(batch.txn, score.id)
             own = lossweights.pack(lossweights.check(score.weight, part, record.length, f"sample {score.id}"))
-            parts = scoreparts.pack(records.sample_key(score.id), score.parts) if score.parts else b""
+            parts = scoreparts.pack(records.sample_key(score.id), score, record.length)
             updates.append((score.id, record, reward, own, parts))
-        if size := sum(len(own) + 4 * record.length for _, record, _, own, _ in updates if own):
-            self._database.claim_space(batch, size)  # an entry is written again, whole
+        size = sum(len(own) + 4 * record.length for _, record, _, own, _ in updates if own)  # written again, whole
+        size += sum(len(parts) for *_, parts in updates if len(parts) > SMALL)
+        if size:
+            self._database.claim_space(batch, size)
         for sample, record, reward, own, parts in updates:
             if record.state != "trained":
                 self._put_parts(batch.txn, sample, parts)
@@ -176,7 +186,7 @@ class Writes:
                 self._update(batch.txn, sample, record.scored(reward))
 
     def _put_parts(self, txn: Any, sample: messages.SampleId, parts: bytes) -> None:
-        """In place of earlier ones. Small, so a full store takes them as it takes the score."""
+        """In place of earlier ones. A full store takes them as it takes the score if they are `SMALL`."""
         key, table = records.sample_key(sample), self._tables["parts"]
         if parts:
             txn.put(key, parts, db=table)
@@ -199,7 +209,7 @@ class Writes:
             if record is not None:
                 self._update(txn, sample, record.marked(state))
         if message.drawn is not None:
-            txn.put(draws.key(message.drawn.step), draws.pack(message.drawn), db=self._tables["meta"])
+            txn.put(records.drawn_key(message.drawn.step), records.pack_drawn(message.drawn), db=self._tables["meta"])
 
     def _drop(self, txn: Any, message: messages.MarkSamples) -> None:
         """Keep the reason for good; a sample that was never generated has no record, only a line in the journal."""
@@ -212,10 +222,8 @@ class Writes:
                 txn.put(journal, line, db=self._tables["journal"])
 
     def forget_logprobs(self, batch: Batch, message: messages.ForgetLogprobs) -> None:
-        """Scored samples of these steps are in the checkpoint: trained, even if a broker died before it said so. One
-        of several stores may have no sample of the last steps, and keeps all the same that they are over."""
-        newest = self._next_step(batch.txn) if self._alone else message.below_step
-        below = max(min(message.below_step, newest), self._live_from(batch.txn))
+        """Scored samples of these steps are in the checkpoint: trained, even if a broker died before it said so."""
+        below = max(min(message.below_step, self._next_step(batch.txn)), self._live_from(batch.txn))
         self._settle(batch.txn, below)
         for table, first in (
             ("logprobs", 0),
@@ -281,3 +289,72 @@ def is_live(step: int, live_from: int) -> bool:
 def _content(info: messages.SampleInfo) -> tuple[Any, ...]:
     """The part in which two records of a sample must agree; its state may differ."""
     return info.prompt_length, info.length, info.finish_reason, [tuple(run) for run in info.versions]
+
+
+# Writes what training computed of each token, within a bound: the oldest steps make room for new ones.
+#
+# Keyed as the journal, so that a step is one range. Invariant: what is there belongs to the run as it is now: numbers
+# of a step go when it, or an earlier one, is trained again. Nothing in a run depends on them.
+
+TABLE = "tokenstats"
+PAGES = 2  # of an entry in addition to its bytes: it begins on a page of its own
+
+
+class Entry(NamedTuple):
+    """A sample's numbers, ready to be written."""
+
+    sample: bytes  # its key
+    length: int  # response tokens
+    value: bytes
+
+
+def ready(message: PutTokenStats, frame: Any, level: int) -> list[Entry]:
+    """Check and compress: the heavy part of the write. Raises `MalformedMessage`."""
+    if len(message.lengths) != len(message.samples) or min(message.lengths, default=0) < 0:
+        raise MalformedMessage(f"PutTokenStats: {len(message.lengths)} lengths of {len(message.samples)} samples")
+    if len(frame) != tokenstats.TOKEN_BYTES * sum(message.lengths) or not -(1 << 31) <= message.version < 1 << 31:
+        raise MalformedMessage(f"PutTokenStats: {len(frame)} bytes, {sum(message.lengths)} tokens announced")
+    entries, start, view = [], 0, memoryview(frame)
+    for sample, length in zip(message.samples, message.lengths, strict=True):
+        if not 0 <= sample.step < EVAL:
+            raise MalformedMessage(f"PutTokenStats: sample {sample} is never trained")
+        end = start + tokenstats.TOKEN_BYTES * length
+        value = tokenstats.pack(records.journal_key(sample), message.version, view[start:end], level)
+        entries.append(Entry(records.sample_key(sample), length, value))
+        start = end
+    return entries
+
+
+class TokenStatsWrites:
+    """`limit_bytes`: of the table's pages; 0: nothing is kept."""
+
+    def __init__(self, database: Database, limit_bytes: int) -> None:
+        self._database, self._limit = database, limit_bytes
+
+    def put(self, batch: Batch, message: PutTokenStats, entries: Sequence[Entry]) -> None:
+        """Raises `UnknownSample`, `MalformedMessage`, `StoreFull`."""
+        txn, table = batch.txn, self._database.tables[TABLE]
+        for entry, sample in zip(entries, message.samples, strict=True):
+            value = txn.get(entry.sample, db=self._database.tables["samples"])
+            if value is None:
+                raise UnknownSample(f"sample {sample} was never stored")
+            if records.unpack_length(value) != entry.length:
+                raise MalformedMessage(f"PutTokenStats: sample {sample} does not have {entry.length} tokens")
+        sizes = [len(entry.value) + PAGES * self._database.page_bytes for entry in entries]
+        fits = sum(sizes) <= self._limit
+        if fits:
+            self._database.claim_space(batch, sum(sizes))
+        with txn.cursor(table) as cursor:
+            if message.begins:
+                _remove_from(cursor, message.version)
+            if not fits:
+                return
+            while self._database.used_bytes(txn, TABLE) + sum(sizes) > self._limit and cursor.first():
+                cursor.delete()
+            for entry in entries:
+                cursor.put(records.journal_of(entry.sample), entry.value)
+
+
+def _remove_from(cursor: Any, step: int) -> None:
+    while cursor.set_range(records.step_prefix(step)):
+        cursor.delete()

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from rhymed.errors import StoreDamaged, StoreError
+from rhymed.core.errors import StoreDamaged, StoreError
+from rhymed.core.text import quoted
 from rhymed_store.database.probe import death
 from rhymed_store.integrity.child import DIED, DISORDER, END, MORE, REFUSED
 
@@ -59,7 +60,7 @@ class IsolatedReader:
             self.close()
             raise StoreDamaged(
                 f"{folder / 'data.mdb'} cannot be opened ({error}): one of its two headers is damaged, or both."
-                f" `rhymed history repair {folder}` tries each"
+                f" `rhymed history repair {quoted(folder)}` tries each"
             ) from None
 
     def close(self) -> None:

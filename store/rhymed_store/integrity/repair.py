@@ -1,4 +1,4 @@
-"""Builds a new database of everything sound in a damaged one, and copies sound ones.
+"""Verifies a database, builds a new one of everything sound in a damaged one, and copies sound ones.
 
 Invariants: the damaged file is kept; the new one replaces it in one step, after it was verified itself and is on the
 disk; a process that is killed in between leaves the old file in its place.
@@ -15,16 +15,15 @@ from typing import Any
 
 import lmdb
 
-from rhymed.atomic import sync_folder
-from rhymed.errors import StoreDamaged, StoreError
+from rhymed.core.atomic import sync_folder
+from rhymed.core.errors import StoreDamaged, StoreError
 from rhymed_store.codec.records import SCHEMA
 from rhymed_store.database.probe import check_readable, damaged, probe
 from rhymed_store.database.stream import Stream
 from rhymed_store.database.tables import TABLES
 from rhymed_store.database.transactions import locked
-from rhymed_store.integrity.findings import Finding, IntegrityReport
-from rhymed_store.integrity.isolated import IsolatedReader
-from rhymed_store.integrity.verify import verify
+from rhymed_store.integrity.checks import Audit, Finding, Inspection, IntegrityReport, Sink
+from rhymed_store.integrity.isolated import IsolatedReader, Unreadable
 
 BATCH_BYTES = 64 << 20  # of one transaction
 LEAST_MAP_BYTES = 1 << 30  # of the new file: of address space, not of disk
@@ -160,3 +159,29 @@ def _keep_damaged(folder: Path) -> Path:
     except OSError:  # a file system without links
         shutil.copyfile(folder / "data.mdb", kept)
     return kept
+
+
+# Reads everything that a database holds, checks it against its checksums, and names what is damaged.
+#
+# Reads through a child process (see `isolated`), so damage cannot end this one, and works next to a living store: the
+# child's read transaction keeps the pages of its snapshot. Sound entries go to a sink, so a repair is a verification
+# whose findings are left out. Knows nothing of what is done with either.
+
+FREE = "free pages"
+
+
+def verify(folder: Path, sink: Sink = lambda *_: None) -> IntegrityReport:
+    """Read everything.
+
+    Raises `StoreError` where there is no database or one of another schema, `StoreDamaged` where LMDB cannot open it.
+    """
+    check_readable(folder)
+    with IsolatedReader(folder) as reader:
+        inspection = Inspection(reader, sink)
+        Audit(inspection, folder).run()
+        if inspection.report.sound:  # pages below a damaged one cannot be counted
+            try:
+                reader.check_pages()
+            except Unreadable as error:
+                inspection.add(FREE, "the list", f"pages are lost, or both free and in use: {error}")
+        return inspection.report

@@ -16,8 +16,8 @@ from typing import IO
 
 import lmdb
 
-from rhymed.errors import StoreError
-from rhymed.output import show
+from rhymed.core.errors import StoreError
+from rhymed.core.output import show
 from rhymed_store.database.probe import REFUSED, UNREADABLE, check_readable, damaged, death, is_damage, message_of
 
 

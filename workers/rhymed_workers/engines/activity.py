@@ -7,8 +7,9 @@ is read while it is written does not add up, and is read again.
 
 A step is `prefill` if it computes tokens of a prompt, or tokens that have to be computed again; else `verify` if it
 checks drafted tokens; else `decode`. It lasts until the next step starts, so scheduling is part of it. The engine's
-last step before it rests has no token. This module names the methods of vLLM's model runner that it wraps; an unknown
-runner is left alone and nothing is written: then an engine with a request counts as decoding.
+last step before it rests has no token. vLLM's second model runner drafts on the device, within its steps. This module
+names the methods of vLLM's model runners that it wraps; an unknown runner is left alone and nothing is written: then
+an engine with a request counts as decoding.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import math
 import mmap
 import os
 import struct
-import tempfile
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from rhymed.service.stopwatch import Stopwatch
+from rhymed.core.private import MemoryFile
+from rhymed.core.service.stopwatch import Stopwatch
+from rhymed.histospec.plugin import runner_v2_class
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +40,12 @@ TRIES = 20
 
 
 class ActivityReader:
-    """Creates the shared file and removes it."""
+    """Creates the shared record."""
 
     def __init__(self) -> None:
-        shared = Path("/dev/shm")
-        folder = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-        descriptor, name = tempfile.mkstemp(prefix=f"rhymed-activity-{os.getpid()}-", dir=folder)
-        try:
-            os.ftruncate(descriptor, RECORD.size)
-            self._map = mmap.mmap(descriptor, RECORD.size, prot=mmap.PROT_READ)
-        finally:
-            os.close(descriptor)
-        self.path = Path(name)
+        self._file = MemoryFile("engine-activity", bytes(RECORD.size))
+        self._map = mmap.mmap(self._file.descriptor, RECORD.size, prot=mmap.PROT_READ)
+        self.path = self._file.path
         self._last: dict[str, float] = {}
         self._own = Stopwatch("idle")
 
@@ -70,14 +66,12 @@ class ActivityReader:
                 return None
             if math.isclose(start + sum(seconds), since, rel_tol=0, abs_tol=1e-3) and 0 <= kind < len(KINDS):
                 seconds[int(kind)] += max(0.0, time.monotonic() - since)
-                if not self._last:
-                    self.close()  # both processes have it open: if this one is killed, no file is left
                 self._last = dict(zip(KINDS[1:], seconds[1:], strict=True))
                 break
         return self._last
 
     def close(self) -> None:
-        self.path.unlink(missing_ok=True)
+        self._file.close()
 
 
 class ActivityWriter:
@@ -126,10 +120,13 @@ def install() -> bool:
     if run is None or draft is None:
         log.warning("this version of vLLM's GPUModelRunner is unknown: the engine's activities are not counted")
         return False
+    rank_zero = _RankZero(Path(path))
     if not hasattr(run, "rhymed"):
-        rank_zero = _RankZero(Path(path))
         GPUModelRunner.execute_model = _counting_steps(run, rank_zero)
         GPUModelRunner.propose_draft_token_ids = _counting_drafts(draft, rank_zero)
+    v2 = runner_v2_class()
+    if v2 is not None and not hasattr(v2.execute_model, "rhymed"):
+        v2.execute_model = _counting_steps(v2.execute_model, rank_zero)
     return True
 
 
@@ -149,7 +146,7 @@ class _RankZero:
 def _counting_steps(original: Any, rank_zero: _RankZero) -> Any:
     @functools.wraps(original)
     def execute_model(runner: Any, step: Any, *arguments: Any, **named: Any) -> Any:
-        writer = rank_zero.of(runner)
+        writer = None if named.get("dummy_run") else rank_zero.of(runner)
         if writer is not None:
             writer.enter(kind_of(step))
         return original(runner, step, *arguments, **named)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.config import Eval, Rollout
+from rhymed.core.config import Eval, Rollout
+from rhymed.core.messages import EVAL, Drafting, FinishReason, SampleId
 from rhymed.inputs.rows import Row
-from rhymed.messages import EVAL, Drafting, FinishReason, SampleId
 
 if TYPE_CHECKING:
     from rhymed_store.client import StoredSample
@@ -40,6 +40,12 @@ class Sampling:
     min_p: float
     max_tokens: int
     seed: int
+    stop: tuple[str, ...] = ()  # strings: the token that completes one is the last
+
+    @property
+    def cuts(self) -> bool:
+        """Whether tokens are drawn from some of all only."""
+        return bool(self.temperature and (self.top_p < 1 or self.top_k or self.min_p))
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,18 @@ class Output:
     logprobs: NDArray[np.float32]  # of each token, under the distribution it was sampled from
     finish_reason: FinishReason
     versions: list[tuple[int, int]]  # (policy version, how many tokens in a row), oldest first
+    floors: NDArray[np.float32] | None = None  # see NewSample; None: not known, or each was drawn from all tokens
+
+
+def shortened(output: Output, length: int) -> Output:
+    """That output, ended after `length` tokens."""
+    versions, left = [], length
+    for version, count in output.versions:
+        if left > 0:
+            versions.append((version, min(count, left)))
+        left -= count
+    floors = None if output.floors is None else output.floors[:length]
+    return Output(output.tokens[:length], output.logprobs[:length], "stop", versions, floors)
 
 
 class DraftReport(NamedTuple):
@@ -113,7 +131,7 @@ class Engine(Protocol):
         """Metrics, named as in docs/metrics.md. Rates are since the last call."""
 
     def seconds(self) -> Mapping[str, float]:
-        """Busy seconds by activity (`rhymed.service.activities`) up to now; never decreasing."""
+        """Busy seconds by activity (`rhymed.core.service.stopwatch`) up to now; never decreasing."""
 
 
 def seed_of(run_seed: int, id: SampleId) -> int:
@@ -140,6 +158,7 @@ def sampling_for(rollout: Rollout, evaluation: Eval, run_seed: int, id: SampleId
             min_p=0.0,
             max_tokens=evaluation.max_response_length or rollout.max_response_length,
             seed=seed,
+            stop=tuple(rollout.stop),
         )
     return Sampling(
         temperature=rollout.temperature,
@@ -148,6 +167,7 @@ def sampling_for(rollout: Rollout, evaluation: Eval, run_seed: int, id: SampleId
         min_p=rollout.min_p,
         max_tokens=rollout.max_response_length,
         seed=seed,
+        stop=tuple(rollout.stop),
     )
 
 

@@ -1,30 +1,36 @@
 """Runs inside vLLM's own processes: loads weights from a file, and ends them when the process that started them ends.
 
-vLLM imports this module in every worker process because it is named as `worker_extension_cls`; importing it
-registers the weight-transfer backend `BACKEND`. Weights go through vLLM's layerwise reload: loading into the live
-parameters would corrupt layers whose weights were repacked. An adapter is merged into the weights of the model's
-folder on the way. Knows no versions, requests or rhymed messages.
+vLLM mixes `Extension` into its worker class, because it is named as `worker_extension_cls`. The first worker that a
+process makes registers the weight-transfer backend `BACKEND` there. Importing this module does nothing: a forked
+process has its parent's modules, but neither its threads nor the work that they have not finished.
+
+Weights go through vLLM's layerwise reload: loading into the live parameters would corrupt layers whose weights were
+repacked. An adapter is merged into the weights of the model's folder on the way. Knows no versions, requests or
+messages of rhymed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.errors import WireError
-from rhymed.histospec.plugin import attached, install
+from rhymed.core.errors import WireError
+from rhymed.histospec.plugin import attached, drafter_of, install
+from rhymed.histospec.versions import newer
 from rhymed_workers.engines import activity
-from rhymed_workers.engines.gpus.memory import Storage
-from rhymed_workers.engines.owner import OWNER, end_with_owner
+from rhymed_workers.engines.memory import Storage
 from rhymed_workers.lora.merge import Adapter
 
 if TYPE_CHECKING:
-    from rhymed_workers.weights.broadcast.receiver import Member, Received
-    from rhymed_workers.weights.shared.reader import Opened
+    from rhymed_workers.weights.shared import Opened
 
 BACKEND = "rhymed-file"
 
@@ -38,17 +44,16 @@ class NoInit:
 class File:
     path: str  # safetensors: whole weights by their names in the model's Hugging Face folder, or an adapter
     base: str = ""  # of an adapter: the model's folder
-    transport: str = "file"  # as `rhymed.gpus.transport` chose it; the file is the fallback
+    transport: str = "file"  # as `rhymed.placement.gpus` chose it; the file is the fallback
 
 
 class Taken:
-    """Where a rank's last weights came from; memory that it has mapped or received, until all layers are loaded."""
+    """Where a rank's last weights came from; memory that it has mapped, until all layers are loaded."""
 
     def __init__(self) -> None:
         self.source = ""
         self.device: Any = None  # of the weights: while they are loaded, vLLM's reload shows them on "meta"
-        self.opened: Opened | Received | None = None
-        self._member: Member | None = None
+        self.opened: Opened | None = None
 
     def tensors(self, path: Path, device: Any, transport: str) -> Iterator[tuple[str, Any]]:
         self.release()
@@ -59,18 +64,11 @@ class Taken:
             self.source = f"file: {error}"
         return _read(path) if self.opened is None else self.opened.tensors()
 
-    def _take(self, path: Path, device: Any, transport: str) -> Opened | Received | None:
+    def _take(self, path: Path, device: Any, transport: str) -> Opened | None:
         """None: the file is what was chosen. Raises `WireError`."""
-        if transport == "broadcast":
-            from rhymed_workers.weights.broadcast.receiver import Member
-
-            self._member = self._member or Member()
-            received = self._member.receive(path, device)
-            self.source = "broadcast"
-            return received
         if transport != "ipc":
             return None
-        from rhymed_workers.weights.shared.reader import Opened
+        from rhymed_workers.weights.shared import Opened
 
         opened = Opened(path, device)
         self.source = f"GPU {opened.gpu}" if opened.gpu else "shared memory"
@@ -100,6 +98,47 @@ def _repack_tied_heads(model: Any) -> None:
             layer.quant_method.process_weights_after_loading(layer)
 
 
+def _copies_loaded(model: Any) -> Any:
+    """While it is entered, what a model copies into its parameters by itself (gpt-oss) goes through their loaders.
+
+    During the layerwise reload parameters have no memory: what is copied into them would be lost, and the old weights
+    would stay."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    parameters = {
+        id(parameter): (parameter, layer, name)
+        for layer in model.modules()
+        for name, parameter in layer._parameters.items()
+        if parameter is not None and parameter.is_meta
+    }
+    from vllm import __version__
+
+    if not parameters or newer(__version__):  # its private names are not in the contracts
+        return contextlib.nullcontext()
+    from vllm.model_executor.model_loader.reload.layerwise import make_online_process_loader
+    from vllm.model_executor.model_loader.reload.meta import CopyCounter
+    from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
+    attribute, copy = torch.Tensor.data, torch.Tensor.copy_
+    data = attribute.__get__
+
+    class Copies(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            direct = function in (data, copy) and not isinstance(_get_current_dispatch_mode(), CopyCounter)
+            if not direct or id(args[0]) not in parameters:  # a loader that runs is counted
+                return function(*args, **(kwargs or {}))
+            parameter, layer, name = parameters[id(args[0])]
+            if function is copy:
+                parameter.weight_loader = default_weight_loader
+                parameter.weight_loader = make_online_process_loader(layer, name)
+                parameter.weight_loader(parameter, args[1])
+            return parameter
+
+    return Copies()
+
+
 def _register() -> None:
     from vllm.distributed.weight_transfer import base, factory
 
@@ -123,11 +162,13 @@ def _register() -> None:
             initialize_layerwise_reload(self.model)
 
         def receive_weights(self, update_info: File) -> None:
-            if update_info.base:
-                self.model.load_weights(Adapter(Path(update_info.path)).merged(Path(update_info.base)))
-                return
             device = self.taken.device or next(self.model.parameters()).device
-            self.model.load_weights(self.taken.tensors(Path(update_info.path), device, update_info.transport))
+            path = Path(update_info.path)
+            with _copies_loaded(self.model):
+                if update_info.base:
+                    self.model.load_weights(Adapter(path).merged(Path(update_info.base)))
+                else:
+                    self.model.load_weights(self.taken.tensors(path, device, update_info.transport))
 
         def finish_weight_update(self) -> None:
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -161,15 +202,90 @@ def _skip_ranks() -> None:
         sampler.batched_count_greater_than = no_ranks
 
 
+def _pack_experts() -> None:
+    """vLLM packs the weights of experts for a processor when it has loaded them first, and not after an update: its
+    kernel would then read new weights in the wrong order."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod as Method
+
+    set_up = getattr(Method, "_setup_kernel", None)
+    if set_up is None:
+        return
+
+    def packed(method: Any, layer: Any, **weights: Any) -> None:
+        experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)  # None: they are loaded first
+        pack = getattr(experts, "process_weights_after_loading", None)
+        if experts is None or pack is None:
+            set_up(method, layer, **weights)
+            return
+        done = []
+        experts.process_weights_after_loading = lambda layer: done.append(pack(layer))
+        try:
+            set_up(method, layer, **weights)
+        finally:
+            del experts.process_weights_after_loading
+        if not done:  # a release that packs again by itself has done it
+            pack(layer)
+
+    Method._setup_kernel = packed
+
+
+def _rotate_heads() -> None:
+    """vLLM's kernel for a CPU takes (tokens, heads, head size) for (tokens, one head): it rotates LFM2's queries by
+    other positions than theirs. As (tokens, heads x head size) they are right."""
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    rotate = getattr(RotaryEmbedding, "forward_cpu", None)
+    if rotate is None:
+        return
+
+    def flat(embedding: Any, positions: Any, query: Any, key: Any = None) -> tuple[Any, Any]:
+        if query.ndim != 3 or positions.ndim != 1:
+            return rotate(embedding, positions, query, key)
+        found = rotate(embedding, positions, query.flatten(1), None if key is None else key.flatten(1))
+        return found[0].view(query.shape), None if key is None else found[1].view(key.shape)
+
+    RotaryEmbedding.forward_cpu = flat
+
+
+_prepared = 0
+"""Id of the process whose vLLM has rhymed's extensions."""
+
+
+def prepare() -> None:
+    """Adds rhymed's extensions to the vLLM of this process, once, before it has a model runner; only in rhymed's
+    engines."""
+    global _prepared
+    if not os.environ.get(OWNER) or _prepared == os.getpid():
+        return
+    _prepared = os.getpid()
+    _register()
+    import vllm
+
+    if not newer(vllm.__version__):  # its private names are not in the contracts
+        _skip_ranks()
+        _pack_experts()
+        _rotate_heads()
+        install()
+        activity.install()
+    end_with_owner()
+
+
 class Extension(Storage):
     """Mixed into vLLM's worker class: what the engine calls in its worker processes."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Extension:
+        prepare()
+        return super().__new__(cls)
 
     def attached(self) -> dict[str, Any]:
         return attached(self.model_runner)
 
     def weights_from(self) -> str:
-        """Of the last update: "file", with the reason if it is not what was chosen, "broadcast", "shared memory" or
-        a GPU."""
+        """Of the last update: "file", with the reason if it is not what was chosen, "shared memory" or a GPU."""
         backend: Any = getattr(self, "weight_transfer_engine")  # noqa: B009  # of vLLM's worker
         return str(backend.taken.source)
 
@@ -208,13 +324,46 @@ class Extension(Storage):
     def _drafter(self) -> Any:
         """None on the ranks that do not draft: those of earlier pipeline stages have no drafter, and of the last
         stage only the first rank's drafts are used."""
-        drafter = getattr(self.model_runner, "drafter", None)
+        drafter = drafter_of(self.model_runner)
         return drafter if getattr(drafter, "drafts", False) else None
 
 
-if os.environ.get(OWNER):
-    _register()
-    _skip_ranks()
-    install()
-    activity.install()
-    end_with_owner()
+# Ends an engine's processes when the process that started them ends, however it does. Needs no engine.
+
+OWNER = "RHYMED_ENGINE_OWNER"
+"""Environment variable with the pid of the process that started the engine."""
+
+
+def end_with_owner() -> None:
+    """When the owner ends, kill this process and the engine's processes between the two.
+
+    PR_SET_PDEATHSIG would signal too early: when the parent's thread ends.
+    """
+    owner = int(os.environ.get(OWNER, "0"))
+    if not owner or not hasattr(os, "pidfd_open"):
+        return
+    try:
+        descriptor = os.pidfd_open(owner)
+    except ProcessLookupError:
+        raise RuntimeError(f"process {owner}, which started this engine, is gone") from None
+    chain = _between(owner)
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.poll()
+        for pid in [*chain, os.getpid()]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    threading.Thread(target=watch, name="end-with-owner", daemon=True).start()
+
+
+def _between(owner: int) -> list[int]:
+    """Pids between the owner and this process, the uppermost first; empty if the owner is no ancestor."""
+    import psutil
+
+    ancestors = [process.pid for process in psutil.Process().parents()]
+    return ancestors[: ancestors.index(owner)][::-1] if owner in ancestors else []

@@ -23,12 +23,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.config import Rollout, Trace
-from rhymed.errors import DataError, EngineError
+from rhymed.core.config import Rollout, Trace
+from rhymed.core.errors import DataError, EngineError
+from rhymed.core.messages import FinishReason, SampleId
+from rhymed.core.service.stopwatch import Stopwatch
+from rhymed.core.tasks import watched
 from rhymed.histospec.drafts.yields import Yields
-from rhymed.messages import FinishReason, SampleId
-from rhymed.service.stopwatch import Stopwatch
-from rhymed.tasks import watched
 from rhymed_workers.engines.base import NO_VERSION, DraftReport, Output, Task, Throughput
 
 if TYPE_CHECKING:

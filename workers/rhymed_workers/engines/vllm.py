@@ -2,7 +2,7 @@
 
 Drafts come from the responses passed to `remember`. The tokens of each step are labelled with the version of the
 weights, so the versions in an output are exact even if weights changed while it was generated. How vLLM is started is
-in `launch`, how requests are translated in `requests`, in what its releases differ in `adapter`.
+in `launch`; how requests are translated, and in what its releases differ, is in `client`.
 """
 
 from __future__ import annotations
@@ -13,31 +13,45 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.config import Config
-from rhymed.errors import EngineError
-from rhymed.gpus.transport import choose
-from rhymed.inputs.models import stop_tokens
-from rhymed.messages import Drafting, SampleId
-from rhymed.service import logfile
+from rhymed.core.config import Config
+from rhymed.core.errors import EngineError, EngineUnstartable
+from rhymed.core.messages import Drafting, SampleId
+from rhymed.core.run.layout import layout_of
+from rhymed.core.service import logfile
+from rhymed.core.tasks import watched
+from rhymed.core.text import quoted
+from rhymed.histospec.versions import newer
+from rhymed.inputs.render import load_tokenizer
+from rhymed.inputs.stops import Cutter, Stops, stops_of
+from rhymed.placement.gpus import choose
 from rhymed_store.client import StoredSample
 from rhymed_workers.engines.activity import ACTIVITY_FILE, ActivityReader
-from rhymed_workers.engines.adapter.attached import environment_problem, problem
-from rhymed_workers.engines.adapter.client import DIED, Client, installed_release
 from rhymed_workers.engines.base import NO_VERSION, DraftReport, Output, Task, Throughput
-from rhymed_workers.engines.gpus import fit
-from rhymed_workers.engines.launch import arguments, end_children, environment, in_daemon_thread
-from rhymed_workers.engines.requests import sampling_params
-from rhymed_workers.lora.about import read
-from rhymed_workers.lora.folder import digest, entries, file_entries
+from rhymed_workers.engines.client import DIED, Client, installed_release, sampling_params
+from rhymed_workers.engines.launch import (
+    arguments,
+    attachment_problem,
+    end_children,
+    environment,
+    environment_problem,
+    in_daemon_thread,
+    supported,
+    take_runner,
+)
+from rhymed_workers.engines.startup import explain, size_of
+from rhymed_workers.lora.folder import digest, entries, file_entries, read_about
 from rhymed_workers.lora.merge import Adapter, shapes
 
 log = logging.getLogger(__name__)
+
+CLIENT = logging.getLogger("vllm.v1.engine.async_llm")
 
 LOAD_PATIENCE_S = 120.0  # for one weight update, besides the time to read the file
 SLOWEST_LOAD = 1e8  # bytes per second
@@ -50,11 +64,13 @@ class VllmEngine:
     def __init__(self, config: Config, folder: Path) -> None:
         self._config = config
         self._folder = folder
+        self._drafts: str = config.drafts.method  # of this engine
         self._transport = choose(config).transport
         self._llm: Any = None
         self._client: Client | None = None
         self._version = NO_VERSION
         self._running: dict[SampleId, str] = {}  # sample -> vLLM's request id
+        self._aborts: set[asyncio.Task[None]] = set()
         self._finished_tokens = 0
         self._requests = 0
         self._throughput = Throughput()
@@ -69,40 +85,60 @@ class VllmEngine:
 
     async def open(self) -> None:
         """Seconds to half a minute: imports and the model, twice."""
-        self._stop_tokens = await asyncio.to_thread(stop_tokens, self._folder)
+        self._tokenizer = await asyncio.to_thread(load_tokenizer, self._config.model, self._folder)
+        self._stops = await asyncio.to_thread(self._found_stops)
         self._names = await asyncio.to_thread(_model_tensors, self._folder)
-        log, begun = logfile.current_file(), fit.size_of(logfile.current_file())
+        log, begun = logfile.current_file(), size_of(logfile.current_file())
         self._starting = in_daemon_thread(self._start)
         try:
             self._llm = await asyncio.shield(self._starting)
         except (RuntimeError, ValueError, OSError) as error:
-            why = fit.explain(error, log, begun)
-            raise EngineError(f"vLLM did not start with {self._folder}: {why}; see its log") from error
+            run = layout_of(self._config).folder
+            raise EngineUnstartable(
+                f"vLLM did not start with {self._folder}: {explain(error, log, begun)}; its own lines:"
+                f" rhymed logs {quoted(run)} --libraries"
+            ) from error
         if self._llm is None:
             return
-        quantized = bool(self._config.rollout.quantization)
-        self._client = Client(self._llm, installed_release(), quantized=quantized)
-        if wrong := problem(await self._client.call("attached"), **self._wanted):
+        more = bool(self._config.rollout.quantization) or self._config.drafts.by_engine  # than a weights file has
+        self._client = Client(self._llm, installed_release(), keep_weights=more)
+        if wrong := attachment_problem(await self._client.call("attached"), **self._wanted):
             raise EngineError(wrong)
 
     @property
     def _wanted(self) -> dict[str, bool]:
         """Parts of ours in vLLM's processes."""
-        return {"keyed": self._config.rollout.sampler == "keyed", "drafts": self._config.drafts.method != "none"}
+        return {"keyed": self._config.rollout.sampler == "keyed", "drafts": self._drafts != "none"}
+
+    def _found_stops(self) -> Stops:
+        stops = stops_of(self._config, self._folder, self._tokenizer)
+        if stops.added is not None:
+            words = self._tokenizer.convert_ids_to_tokens(stops.added)
+            log.info("a turn also ends with %s, as in the chat template: the model's folder does not name it", words)
+        return stops
 
     def _start(self) -> Any:
-        ours, exact = any(self._wanted.values()), self._config.rollout.exact
-        if wrong := environment_problem(os.environ, first_runner=ours, exact=exact):
+        rollout = self._config.rollout
+        if wrong := environment_problem(os.environ, runner=rollout.runner, exact=rollout.exact):
             raise EngineError(wrong)
-        environment(first_runner=ours, exact=exact)
+        environment(exact=rollout.exact)
         installed_release()
+        self._config = supported(self._config, self._folder)
+        runner = take_runner(self._config)
+        import vllm
+
+        public = newer(vllm.__version__)
+        self._drafts = "none" if public else self._config.drafts.method
         os.environ[ACTIVITY_FILE] = str(self._activity.path)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         if self._closed:
             return None
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(self._config, self._folder)))
+        CLIENT.setLevel(logging.NOTSET)
+        return AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**arguments(self._config, self._folder, runner, public=public))
+        )
 
     async def close(self) -> None:
         self._closed = True
@@ -113,6 +149,9 @@ class VllmEngine:
         if self._llm is None and starting.done() and not starting.cancelled() and starting.exception() is None:
             self._llm = starting.result()
         if self._llm is not None:
+            CLIENT.setLevel(
+                logging.CRITICAL
+            )  # it logs the end of the core as an error even when the end was requested
             await asyncio.to_thread(self._llm.shutdown, timeout=2.0)
             self._llm.shutdown = lambda: None  # its finaliser calls it again, maybe when the modules are gone
             self._llm = self._client = self._starting = None
@@ -122,11 +161,13 @@ class VllmEngine:
         self._requests += 1
         request = f"{task.id}#{self._requests}"
         self._running[task.id] = request
-        params = sampling_params(task, self._config.rollout.sampler, self._config.drafts.method, self._stop_tokens)
+        params = sampling_params(task, self._config.rollout.sampler, self._drafts, self._stops.ids)
         try:
             with self._activity.working():
                 tokens = [*task.prompt, *(task.prefix or ())]
-                result = await self._open.generate(task.id, tokens, params, request)
+                stop = list(task.sampling.stop)
+                cutter = Cutter(self._tokenizer, stop) if stop else None
+                result = await self._open.generate(task.id, tokens, params, request, cutter)
         finally:
             if self._running.get(task.id) == request:
                 del self._running[task.id]
@@ -136,8 +177,7 @@ class VllmEngine:
     def cancel(self, id: SampleId) -> None:
         request = self._running.get(id)
         if request is not None:
-            abort = asyncio.get_running_loop().create_task(self._abort(id, request))
-            abort.add_done_callback(lambda done: done.cancelled() or done.exception())
+            watched(self._abort(id, request), partial(log.info, "%s was not aborted: %s", request), self._aborts)
 
     async def _abort(self, id: SampleId, request: str) -> None:
         """Repeated until the request has ended: vLLM ignores an abort that arrives before it knows the request."""
@@ -163,7 +203,7 @@ class VllmEngine:
             except Exception as error:  # half-loaded weights: this engine must not continue
                 raise EngineError(f"version {version} could not be loaded from {path}: {error}") from error
             self._version = version
-            if self._config.drafts.headed:
+            if self._config.drafts.headed and self._drafts != "none":
                 await self._call("refresh_head")
             if self._transport != "file":
                 log.info("version %d: weights from %s", version, await self._open.call("weights_from"))
@@ -186,7 +226,7 @@ class VllmEngine:
 
         vLLM accepts a file that lacks a part of a merged parameter, and leaves that part undefined.
         """
-        if read(path) is not None:
+        if read_about(path) is not None:
             wrong = Adapter(path).problem(shapes(self._folder), digest(self._folder))
             if wrong:
                 raise EngineError(f"{wrong}: trainer and engine must have the same model")
@@ -234,7 +274,7 @@ class VllmEngine:
         await self._call("remember", prompt, list(tokens), rows)
 
     async def drafting(self, ids: Sequence[SampleId]) -> list[DraftReport]:
-        if self._config.drafts.method == "none":
+        if self._drafts == "none":
             return [DraftReport()] * len(ids)
         accounts = await self._call("accounts", [str(id) for id in ids])
         return [DraftReport(None if row is None else Drafting(*row), yields) for row, yields in accounts]

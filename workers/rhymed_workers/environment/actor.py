@@ -8,33 +8,36 @@ idempotent; otherwise the policy reads that they were interrupted. Those of an e
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.errors import EnvironmentFailed, EnvironmentLost
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.errors import EnvironmentFailed, EnvironmentLost
+from rhymed.core.service.logfile import cause
+from rhymed.core.service.retry import retry
+from rhymed.core.text import call_text, counted
 from rhymed.inputs import render
 from rhymed.inputs.rows import Row
-from rhymed.service.logline import cause
-from rhymed.service.retry import retry
-from rhymed.text import call_text, counted
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import StoredSession, begin_calls, get_session, put_answer
 from rhymed_workers.engines.base import sampling_for
 from rhymed_workers.environment.pool import Environments, Opened
 from rhymed_workers.environment.protocol import Stepped
 from rhymed_workers.sessions.calls import Read
-from rhymed_workers.sessions.dialogue import Dialogue
+from rhymed_workers.sessions.dialogue import BEGINNING, Dialogue
 from rhymed_workers.sessions.finish import complete_sample
 
 log = logging.getLogger(__name__)
 
 INTERRUPTED = "interrupted: the call had begun when its process ended, and may have been made; it is not made again"
 
-ReadRow = Callable[[str], Awaitable[Row]]
+KEPT_OPTIONS = 4096  # prompts
 
 
 class Actor:
@@ -47,6 +50,7 @@ class Actor:
             pool.names if self._settings.stateful and self._settings.replay else set()
         )
         self.calls = self.errors = self.rebuilt = 0
+        self._options: OrderedDict[str, dict[str, Any]] = OrderedDict()  # of the chat template, by prompt
         self._opened: set[messages.SampleId] = set()  # of factory or url: tools have no state
         self._unmade: dict[messages.SampleId, tuple[int, str]] = {}  # number and attempt of calls that no code began
         self.unreported: dict[messages.SampleId, list[messages.Call]] = {}  # calls; who reports the sample takes them
@@ -81,47 +85,84 @@ class Actor:
     async def _begin(self, id: messages.SampleId) -> bool:
         """The first answer is the prompt."""
         opened = await self._open(id)
-        tokens = self._dialogue.prompt(f"prompt {id.prompt}", opened.chat, opened.tools)
+        options = await self._template_options(id.prompt)
+        tokens = self._dialogue.prompt(f"prompt {id.prompt}", opened.chat, opened.tools, options)
         await self._put(id, 0, messages.Answer(length=len(tokens)), tokens)
         return False
 
     async def _open(self, id: messages.SampleId) -> Opened:
         """Makes the sample's environment."""
-        (row,) = await retry(lambda: self._store.get_prompts([id.prompt]), "reading a prompt")
+        row = await self._row(id.prompt)
         if self._settings.stateful:
             self._opened.add(id)
         chat = render.messages(self._config.data, f"prompt {id.prompt}", row)
         return await self._pool.open(str(id), row, chat)
+
+    async def _row(self, prompt: str) -> Row:
+        (row,) = await retry(lambda: self._store.get_prompts([prompt]), "reading a prompt")
+        self._options[prompt] = render.options_of(f"prompt {prompt}", row)
+        self._options.move_to_end(prompt)
+        while len(self._options) > KEPT_OPTIONS:
+            self._options.popitem(last=False)
+        found: Row = row
+        return found
+
+    async def _template_options(self, prompt: str) -> dict[str, Any]:
+        if prompt not in self._options:
+            await self._row(prompt)
+        return self._options[prompt]
+
+    async def _read(self, stored: StoredSession, number: int) -> Read:
+        """A turn. In a thread: a parser of vLLM may take long."""
+        turn, before = stored.turns[number].tolist(), stored.before(number)[-BEGINNING:].tolist()
+        return await asyncio.to_thread(self._dialogue.read, turn, before)
 
     async def _answer(self, id: messages.SampleId, stored: StoredSession) -> bool:
         """Answers the last turn. Returns whether it was the sample's last one."""
         number, turn = len(stored.turns), stored.session.turns[-1]
         if not self._pool.has(str(id), number - 1):
             await self._rebuild(id, stored)
+        read = await self._read(stored, number - 1)
         if turn.finish_reason == "length":  # it has no room for another token
-            ended = await self._last_word(id, stored)
-            answer = messages.Answer(length=0, done=True, reward=ended.reward, calls=list(ended.calls), cut=True)
+            ended = await self._last_word(id, stored, read)
+            answer = messages.Answer(
+                length=0,
+                done=True,
+                reward=ended.reward,
+                calls=list(ended.calls),
+                cut=True,
+                said=json.dumps([self._dialogue.message(read)]),
+                state=ended.state,
+            )
             await self._put(id, number, answer, [])
             return True
         last = number == self._settings.max_turns
-        stepped = await self._step(id, stored, self._dialogue.read(stored.turns[-1].tolist()), last=last)
+        stepped = await self._step(id, stored, read, last=last)
         done, cut, tokens = stepped.done, last and not stepped.done, []
-        reward = stepped.reward
+        reward, state = stepped.reward, stepped.state
         if not (done or last):
-            tokens = self._dialogue.suffix(stepped.messages, int(stored.turns[-1][-1]))
+            options = await self._template_options(id.prompt)
+            tokens = self._dialogue.suffix(stepped.messages, stored.turns[-1].tolist(), options)
             if cut := len(stored.response) + len(tokens) >= self._longest(id):
-                tokens, reward = [], _sum(reward, await self._pool.reward(str(id)))
+                ended = await self._pool.end(str(id))
+                tokens, reward, state = [], _sum(reward, ended.reward), ended.state or state
         answer = messages.Answer(
-            length=len(tokens), done=done or cut, reward=reward, calls=list(stepped.calls), cut=cut
+            length=len(tokens),
+            done=done or cut,
+            reward=reward,
+            calls=list(stepped.calls),
+            cut=cut,
+            said=json.dumps(conversation(self._dialogue.message(read), stepped if tokens else Stepped())),
+            state=state if done or cut else "",
         )
         await self._put(id, number, answer, tokens)
         return done or cut
 
-    async def _last_word(self, id: messages.SampleId, stored: StoredSession) -> Stepped:
+    async def _last_word(self, id: messages.SampleId, stored: StoredSession, read: Read) -> Stepped:
         """Of a turn that was cut. Its calls are not made; an environment that reads text gets what there is of it."""
         if self._pool.about.kind == "text":
-            return await self._step(id, stored, self._dialogue.read(stored.turns[-1].tolist()), last=True)
-        return Stepped(reward=await self._pool.reward(str(id)))
+            return await self._step(id, stored, read, last=True)
+        return await self._pool.end(str(id))
 
     def _longest(self, id: messages.SampleId) -> int:
         """Most tokens of the sample's response; an evaluation's may have a limit of its own."""
@@ -157,8 +198,8 @@ class Actor:
             log.info(
                 "sample %s: its environment is made again, %s repeated", id, counted(repeated, "turn"), extra=more
             )
-        for turn in stored.turns[:-1]:
-            await self._pool.step(str(id), self._dialogue.read(turn.tolist()), last=False)
+        for turn in range(repeated):
+            await self._pool.step(str(id), await self._read(stored, turn), last=False)
         self.rebuilt += len(stored.turns) > 1
 
     async def _put(self, id: messages.SampleId, number: int, answer: messages.Answer, tokens: Sequence[int]) -> None:
@@ -168,6 +209,14 @@ class Actor:
         calls = [call_text(call) for call in answer.calls]
         more = cause("answered", [id], turns=[number], tokens=[answer.length], calls=[calls])
         log.info("answer %d of sample %s: %s", number, id, counted(answer.length, "token"), extra=more)
+
+
+def conversation(turn: dict[str, Any], answer: Stepped) -> list[dict[str, Any]]:
+    """A turn and its answer as messages, as TRL's reward functions get them: lists of tools as they were returned."""
+    messages = list(answer.messages)
+    for place, result in answer.lists.items():
+        messages[place] = {**messages[place], "content": json.loads(result)}
+    return [turn, *messages]
 
 
 def _sum(*rewards: float | None) -> float | None:

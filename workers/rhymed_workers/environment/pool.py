@@ -14,14 +14,18 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, Self
 
-from rhymed.config import Config
-from rhymed.config.checks import QUEUED
-from rhymed.errors import EnvironmentDown, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
+from rhymed.core.config import Config
+from rhymed.core.config.checks import QUEUED
+from rhymed.core.errors import EnvironmentDown, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
+from rhymed.core.run.edited import compare
+from rhymed.core.tasks import watched
+from rhymed.inputs.chats import Chat
 from rhymed.inputs.rows import Row
 from rhymed_workers.environment.process import EnvironmentProcess
-from rhymed_workers.environment.protocol import Answer, Chat, Close, Open, Ready, Request, Step, Stepped, calls_text
+from rhymed_workers.environment.protocol import Answer, Close, Open, Ready, Request, Step, Stepped, calls_text
 from rhymed_workers.sessions.calls import Read
 
 log = logging.getLogger(__name__)
@@ -41,8 +45,9 @@ class Opened(NamedTuple):
 class Environments:
     """`async with Environments(config) as pool:`; raises `EnvironmentFailed` if the user's code cannot be loaded."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, folder: Path | None = None) -> None:
+        """`folder`: of the run, to compare files with their content at its start; None: it has none."""
+        self._config, self._folder = config, folder
         self._processes: list[EnvironmentProcess] = []
         self._starting = asyncio.Lock()
         self._more: asyncio.Task[None] | None = None  # starts a process while others work
@@ -50,7 +55,7 @@ class Environments:
         self.about = Ready()
 
     async def __aenter__(self) -> Self:
-        first = await EnvironmentProcess.start(self._config)
+        first = await self._another()
         self._processes, self.about = [first], first.ready
         log.info("%s; tools: %s", first.isolation(), ", ".join(sorted(self.names)) or "none of their own")
         return self
@@ -115,11 +120,12 @@ class Environments:
         assert answer.stepped is not None, "a step is answered by one"
         return answer.stepped
 
-    async def reward(self, name: str) -> float | None:
-        """What the environment gives for what it has seen; None for tools, and for one that rewards its steps."""
+    async def end(self, name: str) -> Stepped:
+        """The environment's reward for the episode, and its state; nothing for tools, and for an environment that
+        rewards its steps."""
         if self.about.kind != "methods":
-            return None
-        return (await self.step(name, Read(""), last=True)).reward
+            return Stepped()
+        return await self.step(name, Read(""), last=True)
 
     async def close(self, name: str) -> None:
         process = self._host(name)
@@ -149,7 +155,7 @@ class Environments:
         usable = [one for one in self._processes if one.usable]
         if self.about.kind == "tools" and usable:
             if self._lacks(usable) and not self._starting.locked() and self._more is None:
-                self._more = asyncio.create_task(self._start_more())
+                self._more = watched(self._start_more())
             return min(usable, key=_load)
         async with self._starting:
             self._processes = [one for one in self._processes if one.usable]
@@ -175,7 +181,7 @@ class Environments:
     async def _start(self) -> None:
         """Raises `EnvironmentUnusable` and `EnvironmentDown` if no other one is left."""
         try:
-            self._processes.append(await EnvironmentProcess.start(self._config))
+            self._processes.append(await self._another())
         except (EnvironmentFailed, OSError) as error:
             self._failed_at = time.monotonic()
             if any(one.usable for one in self._processes):
@@ -184,6 +190,19 @@ class Environments:
                 raise
             else:
                 raise EnvironmentDown(f"no process with environments is left, and none starts: {error}") from error
+
+    async def _another(self) -> EnvironmentProcess:
+        """Raises `EnvironmentUnusable` also for a file that was edited since the run was started."""
+        process = await EnvironmentProcess.start(self._config)
+        try:
+            await self._compare()
+        except BaseException:
+            await process.kill()
+            raise
+        return process
+
+    async def _compare(self) -> None:
+        await asyncio.to_thread(compare, self._folder, self._config, "environment", EnvironmentUnusable)
 
 
 def _load(process: EnvironmentProcess) -> tuple[int, int]:

@@ -16,12 +16,13 @@ from typing import Any, Self
 
 import msgspec
 
-from rhymed.config import Config
-from rhymed.config.checks import QUEUED
-from rhymed.errors import DataError, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
+from rhymed.core.config import Config
+from rhymed.core.config.checks import QUEUED
+from rhymed.core.errors import DataError, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
+from rhymed.core.tasks import watched
 from rhymed_workers.environment.protocol import MOST_BYTES, Answer, Moved, Phase, Place, Ready, Reply, Request, Where
-from rhymed_workers.scorers.explain import hung_at
-from rhymed_workers.scoring.caged import TRACEBACK_S, Caged, ProcessEnded, spawn
+from rhymed_workers.sandbox.jailed import TRACEBACK_S, Jailed, ProcessEnded, spawn
+from rhymed_workers.sandbox.usercode import hung_at
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +53,13 @@ class Asked:
             self.answer.exception()  # whoever asked may have left
 
 
-class EnvironmentProcess(Caged):
+class EnvironmentProcess(Jailed):
     """`names`: samples whose environments it has -> turns that they have seen."""
 
     def __init__(self, process: asyncio.subprocess.Process, report: int, config: Config) -> None:
         settings = config.environment
         super().__init__(process, report, config.reward.model_copy(update={"memory_gib": settings.memory_gib}))
-        self._limit_s, self._what = settings.timeout_s, settings.stateful or settings.tools
+        self._limit_s, self._what = settings.timeout_s, settings.stateful or settings.tools or "environment.mcp"
         self._asked: dict[int, Asked] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[None] | None = None
@@ -114,7 +115,9 @@ class EnvironmentProcess(Caged):
             kind = EnvironmentUnusable if self.ended_itself(error) else EnvironmentLost
             raise kind(f"loading {self._what}: the process ended with {end}") from None
         if self.ready.error:
-            raise (EnvironmentFailed if config.environment.url else EnvironmentUnusable)(self.ready.error)
+            raise (EnvironmentFailed if config.environment.url or config.environment.mcp else EnvironmentUnusable)(
+                self.ready.error
+            )
 
     async def ask(self, request: Request) -> Answer:
         """Raises `EnvironmentFailed`: the environment is broken, or has ended its process, which `usable` tells;
@@ -197,8 +200,9 @@ class EnvironmentProcess(Caged):
             await self.kill()
             return
         with contextlib.suppress(TimeoutError, ProcessEnded):
-            await self.write(msgspec.msgpack.encode(Where(number)))
-            await asyncio.wait_for(asked.place, TRACEBACK_S)
+            async with asyncio.timeout(TRACEBACK_S):  # a stopped process does not even read
+                await self.write(msgspec.msgpack.encode(Where(number)))
+                await asyncio.shield(asked.place)
         place = hung_at(asked.place.result(), self._what.rpartition(":")[0]) if asked.place.done() else ""
         if number in self._asked and not self._why:  # else it has ended in the last moment, or another is blamed
             ending = "took longer than environment.timeout_s"
@@ -207,10 +211,15 @@ class EnvironmentProcess(Caged):
             await self.kill()
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return watched(work, self._broken, self._tasks)
+
+    def _broken(self, error: BaseException) -> None:
+        """The task that watches the process has failed, so no time limit applies to its requests: they fail."""
+        log.error("the watch of a process with environments failed", exc_info=error)
+        self._why = self._why or f"{self._what}: the watch of its process failed ({error})"
+        _fail(self._asked, self._why)
+        if self.alive:
+            watched(self.kill(), keep=self._tasks)
 
 
 def _suspects(asked: dict[int, Asked]) -> list[int]:

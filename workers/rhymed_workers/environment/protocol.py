@@ -1,4 +1,4 @@
-"""What the pool asks a process with environments, and what it answers. MessagePack over the pipes of a cage.
+"""What the pool asks a process with environments, and what it answers. MessagePack over the pipes of a jail.
 
 A process has many requests at once. Its first frame is `Ready`; each `Reply` names a request by its number.
 """
@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from rhymed.messages import Call
-from rhymed_workers.sessions.calls import Chat as Chat
-from rhymed_workers.sessions.calls import Wanted as Wanted
+from rhymed.core.messages import Call
+from rhymed.inputs.chats import Chat
+from rhymed_workers.sessions.calls import Wanted
 
 MOST_BYTES = 16 << 20  # of an answer: a turn's results, which no context could hold
 
@@ -74,6 +74,8 @@ class Stepped(msgspec.Struct, frozen=True):
     done: bool = False
     reward: float | None = None
     calls: list[Call] = []
+    state: str = ""  # JSON object: public attributes of the environment, when it is done or the turn was the last one
+    lists: dict[int, str] = {}  # by the place of a message: JSON of the list that the tool returned, for rewards
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):

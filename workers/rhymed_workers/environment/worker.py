@@ -9,127 +9,96 @@ with one sample is in `actor`. Store and broker may restart: the worker retries,
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
 import logging
-import os
-import socket
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.errors import (
+from rhymed.core import messages
+from rhymed.core.errors import (
     DataError,
     EnvironmentDown,
     EnvironmentFailed,
     EnvironmentLost,
     EnvironmentUnusable,
-    MalformedMessage,
     UnknownSample,
 )
-from rhymed.run.layout import RunLayout
-from rhymed.service.activities import stats_of
-from rhymed.service.logline import cause
-from rhymed.service.service import Service
-from rhymed.service.stopwatch import Stopwatch
-from rhymed.text import counted
-from rhymed.wire.sockets import DONE, Client
-from rhymed_store.client import StoreClient
-from rhymed_store.shards.client import connect
+from rhymed.core.service.logfile import cause
+from rhymed.core.service.retry import PATIENCE_S, WAITS
+from rhymed.core.service.stopwatch import Stopwatch, stats_of
+from rhymed.core.text import counted
 from rhymed_workers.environment.actor import Actor
 from rhymed_workers.environment.pool import Environments
-from rhymed_workers.membership import member
 from rhymed_workers.sessions.dialogue import load_dialogue
 from rhymed_workers.sessions.programs import Programs
+from rhymed_workers.worker import Work, Worker
 
 log = logging.getLogger(__name__)
 
 LOSSES = 5  # times in a row that an environment may be lost through others, before it counts against the sample
 
+REST_S = 2.0
+RESOURCE_ERRNOS = {
+    getattr(errno, name) for name in ("EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ENOBUFS", "ENOSPC", "EDQUOT")
+}
+"""Errors of the operating system that concern this worker and its machine."""
 
-class EnvironmentWorker(Service):
-    """`name` is unique in the run. `run` raises `EnvironmentFailed` when the user's code cannot be loaded,
+
+def _lacks_resources(error: OSError | MemoryError) -> bool:
+    return isinstance(error, MemoryError) or error.errno in RESOURCE_ERRNOS
+
+
+class EnvironmentWorker(Worker):
+    """`run` raises `EnvironmentFailed` when the user's code cannot be loaded,
     at the start or later."""
 
-    def __init__(self, config: Config, layout: RunLayout, name: str) -> None:
-        super().__init__(name)
-        self._config, self._layout = config, layout
+    role, accepts = "environment", messages.ToEnvironment
+
+    async def open(self) -> None:
+        if self.config.environment.command:
+            programs = await self.closing.enter_async_context(Programs(self.config, self.store, self.layout.folder))
+            return self.begin(Acting(self, programs, self.config.environment.most_open))
+        pool = await self.closing.enter_async_context(Environments(self.config, self.layout.folder))
+        dialogue = await asyncio.to_thread(load_dialogue, self.config, pool.about.tools)
+        self.begin(Acting(self, Actor(self.config, self.store, pool, dialogue), pool.slots))
+
+
+class Acting(Work):
+    def __init__(self, worker: Worker, actor: Actor | Programs, slots: int) -> None:
+        super().__init__(worker)
+        self._actor, self._slots = actor, slots
         self._holding: dict[messages.SampleId, float] = {}  # sample -> time at which it was received
         self._reporting: set[messages.SampleId] = set()  # of these, those whose outcome is being reported
         self._again: set[messages.SampleId] = set()  # of these, those that were assigned again meanwhile
         self._seconds = Stopwatch("idle")
         self._answers = self._failures = 0
-        self._closing = contextlib.AsyncExitStack()
 
-    async def open(self) -> None:
-        keys = self._layout.keys("environment")
-        store = connect(self._layout, self.name, keys)
-        self._closing.callback(store.close)
-        self._actor = await self._start(store)
-        link = Client(
-            self._layout.broker,
-            self.name,
-            peer="broker",
-            accepts=messages.ToEnvironment,
-            handler=self._handle,
-            keys=keys.to("broker"),
-        )
-        self._closing.callback(link.close)
-        self._membership = member(link, self._join, self._heartbeat, self._config, "environment")
-        self._closing.push_async_callback(self._membership.leave, self.name)
-        self.spawn(self._membership.run())
+    async def take(self, message: messages.Act | messages.Close) -> None:
+        if isinstance(message, messages.Close):
+            for id in message.samples:
+                self.spawn(self._actor.close(id))
+            return
+        fresh = [id for id in message.samples if id not in self._holding]
+        self._again |= self._reporting.intersection(message.samples)
+        for id in fresh:
+            self._act_on(id)
+        if fresh:
+            count = counted(len(fresh), "sample")
+            log.info("takes %s, first %s", count, fresh[0], extra=cause("acting", fresh))
 
-    async def _start(self, store: StoreClient) -> Actor | Programs:
-        if self._config.environment.command:
-            self._slots = self._config.environment.most_open
-            return await self._closing.enter_async_context(Programs(self._config, store))
-        pool = await self._closing.enter_async_context(Environments(self._config))
-        self._slots = pool.slots
-        dialogue = await asyncio.to_thread(load_dialogue, self._config, pool.about.tools)
-        return Actor(self._config, store, pool, dialogue)
-
-    async def close(self) -> None:
-        await self._closing.aclose()
-
-    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
-        match message:
-            case messages.Act():
-                fresh = [id for id in message.samples if id not in self._holding]
-                self._again |= self._reporting.intersection(message.samples)
-                for id in fresh:
-                    self._begin(id)
-                if fresh:
-                    count = counted(len(fresh), "sample")
-                    log.info("takes %s, first %s", count, fresh[0], extra=cause("acting", fresh))
-            case messages.Close():
-                for id in message.samples:
-                    self.spawn(self._actor.close(id))
-            case messages.Finish():
-                log.info("%s: the run is over: %s", self.name, message.reason)
-                self._membership.dismissed()
-                self.stop()
-            case _:
-                raise MalformedMessage(f"an environment worker does not take {type(message).__name__}")
-        return DONE
-
-    def _begin(self, id: messages.SampleId) -> None:
+    def _act_on(self, id: messages.SampleId) -> None:
         self._holding[id] = time.monotonic()
         self.spawn(self._act(id))
 
-    def _join(self) -> messages.Join:
-        return messages.Join(
-            role="environment",
-            worker=self.name,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            slots=self._slots,
-            holding=list(self._holding),
-            sessions=self._config.environment.most_open,
-            open=self._actor.open,
-        )
+    def introduce(self) -> dict[str, Any]:
+        return {
+            "slots": self._slots,
+            "holding": list(self._holding),
+            "sessions": self.config.environment.most_open,
+            "open": self._actor.open,
+        }
 
-    def _heartbeat(self) -> messages.Heartbeat:
+    def heartbeat(self) -> messages.Heartbeat:
         now, actor = time.monotonic(), self._actor
         held = [messages.Holding(id=id, seconds=now - since) for id, since in self._holding.items()]
         stats = {
@@ -166,25 +135,48 @@ class EnvironmentWorker(Service):
         del self._holding[id]
         if id in self._again:
             self._again.discard(id)
-            self._begin(id)
+            self._act_on(id)
 
     async def _through_losses(self, id: messages.SampleId) -> messages.SampleInfo | None:
         for _ in range(LOSSES):
             try:
-                return await self._actor.act(id)
+                return await self._when_possible(id)
             except EnvironmentLost as error:
                 log.info("%s: sample %s is acted for again: %s", self.name, id, error)
-        return await self._actor.act(id)
+        return await self._when_possible(id)
+
+    async def _when_possible(self, id: messages.SampleId) -> messages.SampleInfo | None:
+        """Waits while the worker itself has no files, memory or processes left, which is no failure of a sample.
+
+        Raises `EnvironmentDown` if that lasts: a restarted worker may have them."""
+        waiting, since = None, 0.0
+        try:
+            while True:
+                try:
+                    return await self._actor.act(id)
+                except (OSError, MemoryError) as error:
+                    if not _lacks_resources(error):
+                        raise
+                    if waiting is None:
+                        waiting = WAITS.begin("files, memory or processes of this worker", error)
+                        since = time.monotonic()
+                    WAITS.failed(waiting, error)
+                    log.warning("%s: sample %s waits: this worker cannot continue: %s", self.name, id, error)
+                    if time.monotonic() > since + PATIENCE_S:
+                        raise EnvironmentDown(f"this worker cannot continue: {error}") from None
+                await asyncio.sleep(REST_S)
+        finally:
+            WAITS.end(waiting)
 
     async def _report(self, id: messages.SampleId, info: messages.SampleInfo | None) -> None:
         made = self._actor.unreported.pop(id, None)
         calls = [made] if made else []
         if info is None:
             answered = messages.Answered(worker=self.name, samples=[id], calls=calls)
-            await self._membership.report(answered, "reporting an answer")
+            await self.membership.report(answered, "reporting an answer")
             return
         generated = messages.Generated(worker=self.name, samples=[info], calls=calls)
-        await self._membership.report(generated, "reporting a complete sample")
+        await self.membership.report(generated, "reporting a complete sample")
         more = cause("stored", [id], tokens=[info.length], turns=[info.turn_count])
         log.info("sample %s is complete: %s in its turns", id, counted(info.length, "token"), extra=more)
 
@@ -194,4 +186,4 @@ class EnvironmentWorker(Service):
             "%s: sample %s given back: %s", self.name, id, reason, extra=cause("returned", [id], reason=reason)
         )
         back = messages.GiveBack(worker=self.name, samples=[id], reason=reason, retry=retry)
-        await self._membership.report(back, "giving a sample back")
+        await self.membership.report(back, "giving a sample back")

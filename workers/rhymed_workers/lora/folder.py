@@ -1,6 +1,7 @@
 """The tensors of a model's folder, from the headers of its safetensors files, and a digest of their content.
 
-The digest does not depend on how the tensors are divided into files. Needs no torch.
+The digest does not depend on how the tensors are divided into files. `About` is what an adapter's file says of the
+model that it belongs to. Needs no torch.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import functools
 import hashlib
 import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rhymed.errors import ConfigError
+from rhymed.core.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 DIGEST_BYTES = 16
@@ -117,3 +119,57 @@ def _content(entry: Entry) -> str:
         view[entry.start : entry.end] as content,
     ):
         return hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
+
+
+# What an adapter's file says of itself: "LoRA over model X of digest D", and which tensor each layer changes.
+#
+# It is in the metadata of the safetensors file, so publishing, checkpoints and exports have one format. The tensors
+# have PEFT's names: `base_model.model.<layer>.lora_A.weight` of (rank, in) and `….lora_B.weight` of (out, rank).
+
+WEIGHTS = "adapter_model.safetensors"
+SETTINGS = "adapter_config.json"
+KEY = "lora"
+PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True)
+class About:
+    base: str  # the model's folder or hub id, for people
+    digest: str  # of the model's tensors, see `folder.digest`
+    rank: int
+    alpha: float
+    layers: dict[str, str]  # layer -> name of its weight in the model's folder
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def metadata(self) -> dict[str, str]:
+        """For the header of a safetensors file."""
+        return {KEY: json.dumps(asdict(self), separators=(",", ":"))}
+
+    def __str__(self) -> str:
+        return f"LoRA of rank {self.rank} over {self.base} (digest {self.digest})"
+
+
+def read_about(file: Path) -> About | None:
+    """None if the file says nothing: it has whole weights, or an adapter of another program."""
+    text = metadata(file).get(KEY)
+    if text is None:
+        return None
+    try:
+        return About(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{file}: its description of the adapter cannot be read: {error}") from None
+
+
+def names(layer: str) -> tuple[str, str]:
+    """Of the tensors A and B."""
+    return f"{PREFIX}{layer}.lora_A.weight", f"{PREFIX}{layer}.lora_B.weight"
+
+
+def short_names(layers: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Names for `target_modules` of adapter_config.json: last parts (q_proj), if no other layer has one of these."""
+    chosen = list(layers)
+    last = {layer.rpartition(".")[2] for layer in chosen}
+    return sorted(last if last.isdisjoint(other.rpartition(".")[2] for other in others) else chosen)

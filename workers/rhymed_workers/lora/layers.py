@@ -2,6 +2,8 @@
 
 A model without weights (torch's meta device) is enough, so `rhymed check` asks before anything is loaded. An adapter
 needs a plain linear layer whose weight is one tensor of the model's folder, because engines merge it there.
+
+`chosen` chooses them; `Adapter` merges its matrices into weights.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from rhymed.config import Lora
-from rhymed.errors import ConfigError
+from rhymed.core.config import Lora
+from rhymed.core.errors import ConfigError
+from rhymed.inputs.quantised import DIRECT, WITH_DIRECT, is_plain
 from rhymed_workers.lora.merge import shapes
 
 
@@ -37,7 +40,8 @@ def chosen(model: Any, folder: Path, lora: Lora) -> dict[str, str]:
     _check_quantised(folder)
     modules = dict(model.named_modules())
     head = model.get_output_embeddings()
-    linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
+    every = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
+    linear = {name: module for name, module in every.items() if is_plain(module)}
     rest = {name: module for name, module in linear.items() if module is not head}
     if not rest:
         raise ConfigError(
@@ -50,13 +54,30 @@ def chosen(model: Any, folder: Path, lora: Lora) -> dict[str, str]:
         for name, module in rest.items()
         if not lora.targets or any(_matches(name, target) for target in lora.targets)
     }
+    fused = DIRECT if model.config.model_type in WITH_DIRECT else set()
+    fitting = {
+        name: module
+        for name, module in wanted.items()
+        if lora.rank <= _smaller(module) and name.rpartition(".")[2] not in fused
+    }
+    if not lora.targets and fitting:  # all linear layers but those, and gates, which have one output
+        wanted = fitting
     for name, module in wanted.items():
-        if lora.rank > (smaller := min(module.in_features, module.out_features)):
+        if name.rpartition(".")[2] in fused:
+            raise ConfigError(
+                f"trainer.lora: the kernels of {type(model).__name__} read the weight of {name} without its adapter:"
+                " leave it out of trainer.lora.targets"
+            )
+        if lora.rank > (smaller := _smaller(module)):
             raise ConfigError(
                 f"trainer.lora.rank = {lora.rank} is larger than layer {name}, which has {module.in_features} inputs"
                 f" and {module.out_features} outputs: at most {smaller}, or leave it out of trainer.lora.targets"
             )
     return _in_folder(model, folder, wanted)
+
+
+def _smaller(linear: Any) -> int:
+    return int(min(linear.in_features, linear.out_features))
 
 
 def parameters(model: Any, layers: Mapping[str, str], rank: int) -> int:
@@ -95,7 +116,7 @@ def _check_target(target: str, modules: Mapping[str, Any], linear: Mapping[str, 
     if any(module is head for module in found):
         why = "is the output head, whose loss is computed without the layer"
     elif found:
-        why = f"is a {type(found[0]).__name__}, not a linear layer"
+        why = f"is a {type(found[0]).__name__}, not a plain linear layer"
     else:
         close = difflib.get_close_matches(target.rpartition(".")[2], last, n=3, cutoff=0.5)
         why = "is no layer of this model" + (f"; did you mean {' or '.join(close)}?" if close else "")

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rhymed.errors import ConfigError
-from rhymed_workers.lora.about import About, names, read
-from rhymed_workers.lora.folder import entries, file_entries, weight_files
+from rhymed.core.errors import ConfigError
+from rhymed_workers.lora.folder import About, entries, file_entries, names, read_about, weight_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +22,7 @@ class Adapter:
     """A file that rhymed has written. Raises `ConfigError` if it was not."""
 
     def __init__(self, file: Path) -> None:
-        about = read(file)
+        about = read_about(file)
         if about is None:
             raise ConfigError(f"{file} does not say over which model it is: rhymed has not written it")
         self.file = file

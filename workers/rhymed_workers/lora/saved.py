@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rhymed.config import Lora
-from rhymed.errors import ConfigError
-from rhymed_workers.lora.about import PREFIX, SETTINGS, WEIGHTS, About, short_names
+from rhymed.core.config import Lora
+from rhymed.core.errors import ConfigError
+from rhymed_workers.lora.folder import PREFIX, SETTINGS, WEIGHTS, About, short_names
 
 PLAIN: dict[str, Any] = {
     "bias": "none",

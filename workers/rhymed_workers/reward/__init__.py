@@ -1,1 +1,1 @@
-"""The reward worker: a pool of scoring processes, as their parent sees them."""
+"""Rewards: the worker with its pool of scoring processes and its judges, and what runs in such a process."""

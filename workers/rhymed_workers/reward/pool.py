@@ -4,37 +4,46 @@ A scorer runs user code and symbolic algebra on model output: it may hang, crash
 So each runs in a process of its own (rhymed_workers.reward.process), which is killed, with all that it started, at
 `reward.timeout_s`. A process that died or has a defect is replaced, and one spare is kept ready, since importing a
 scorer takes seconds. Every item ends in exactly one `Outcome`, and no item harms another: if a process dies that had
-scored earlier items, which may have caused it, the item is tried once more in a fresh process. Judges
-(rhymed_workers.judging) are asked after the other scorers, without a process; if all are judges, there is none.
+scored earlier items, which may have caused it, the item is tried again in a fresh process. What kills a fresh process
+may be the kernel or a person: the item is at fault after `KILLS` of them. A scorer that compares
+responses (`whole`) gets those of a group in one call. If that call fails, all of them fail, unless the call was
+rhymed's choice (`reward.call = "auto"`): then only those fail that also fail alone. Judges (`judges.py`) are
+asked after the other scorers, without a process; if all are judges, there is none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rhymed.config import Config
-from rhymed.errors import RewardError
-from rhymed.tasks import watched
-from rhymed_workers.judging.judges import Judges
+from rhymed.core.config import Config
+from rhymed.core.errors import RewardError
+from rhymed.core.run.edited import compare
+from rhymed.core.tasks import watched
+from rhymed_workers.reward.child import Item
+from rhymed_workers.reward.judges import Judges
+from rhymed_workers.reward.outcome import Outcome, combine
 from rhymed_workers.reward.process import MAX_STARTS, RESTART_S, ScoringProcess
-from rhymed_workers.scoring.child import Item
-from rhymed_workers.scoring.verdict import Outcome, Verdict, combine
+from rhymed_workers.reward.scorers.result import Verdict
 
 log = logging.getLogger(__name__)
+
+KILLS = 3  # fresh processes killed in a row while they scored an item
 
 
 class Pool:
     """`async with Pool(config) as pool: outcome = await pool.score(item(text, row))`."""
 
     def __init__(self, config: Config, folder: Path | None = None) -> None:
-        """`folder`: of the run, for the answers of judges."""
-        self._config = config  # the scoring processes receive all of it
+        """`folder`: of the run, for the answers of judges, and to compare files; None: it has none."""
+        self._config, self._folder = config, folder  # the scoring processes receive all of the configuration
         self._scorers = config.reward.all
         self.judges = Judges(config, folder)
-        self._caged = [index for index in range(len(self._scorers)) if index not in self.judges]
+        self._jailed = [index for index in range(len(self._scorers)) if index not in self.judges]
+        self.whole: list[int] = []  # the scorers that get all samples of a group in one call
         self._idle: asyncio.Queue[ScoringProcess] = asyncio.Queue()
         self._slots = asyncio.Semaphore(config.reward.processes)
         self._processes: set[ScoringProcess] = set()
@@ -46,8 +55,9 @@ class Pool:
         """Raises `RewardError` if a scorer cannot be loaded. The spare process follows later."""
         try:
             await self.judges.__aenter__()
-            if self._caged:
+            if self._jailed:
                 await self._start_first()
+            await self._compare()
         except BaseException:
             await self.__aexit__()
             raise
@@ -59,6 +69,9 @@ class Pool:
             log.info("%s", note)
         for warning in first.warnings:
             log.warning("%s", warning)
+        for call in filter(None, first.calls):
+            log.info("%s", call)
+        self.whole = first.whole
         self._add(first)
         for _ in range(self._config.reward.processes):
             self._start_another()
@@ -85,36 +98,66 @@ class Pool:
 
         Raises `RewardError` only if no process can be started any more.
         """
-        verdicts = await self._score_caged(item) if self._caged else {}
-        if all(verdict.error is None for verdict in verdicts.values()):
+        (outcome,) = await self.score_group([item])
+        return outcome
+
+    async def score_group(self, items: Sequence[Item]) -> list[Outcome]:
+        """Outcomes of all samples of a group, or of one; the scorers that get the whole group in one call come
+        first."""
+        found: list[dict[int, Verdict]] = [{} for _ in items]
+        if self.whole:
+            for own, verdicts in zip(found, await self._score_in_jail(items, self.whole), strict=True):
+                own |= verdicts
+        return list(await asyncio.gather(*map(self._complete, items, found)))
+
+    async def _complete(self, item: Item, verdicts: dict[int, Verdict]) -> Outcome:
+        """`verdicts`: of the scorers that had the whole group."""
+        rest = [index for index in self._jailed if index not in self.whole]
+        if rest and _fine(verdicts):
+            (own,) = await self._score_in_jail([item], rest)
+            verdicts |= own
+        if _fine(verdicts):
             verdicts |= await self.judges.score_all(item)
         return combine(self._scorers, [verdicts[index] for index in sorted(verdicts)])
 
-    async def _score_caged(self, item: Item) -> dict[int, Verdict]:
-        """By index of the scorer."""
-        verdicts: dict[int, Verdict] = {}
+    async def _score_in_jail(self, items: Sequence[Item], scorers: Sequence[int]) -> list[dict[int, Verdict]]:
+        """Verdicts of each item, by index of the scorer. It ends with a scorer that fails for all."""
+        found: list[dict[int, Verdict]] = [{} for _ in items]
         async with self._slots:
-            process = await self._take()
-            fresh = process.fresh
+            place = _Place(self, await self._take())
             try:
-                for scorer in self._caged:
-                    verdict = await process.score(item, scorer)
-                    if not (process.usable or verdict.timeout or fresh):
-                        process, fresh = await self._replace(process), True
-                        verdict = await process.score(item, scorer) if process.usable else verdict
-                    verdicts[scorer] = verdict
-                    if verdict.error is not None:
+                for scorer in scorers:
+                    for own, verdict in zip(found, await self._ask(place, items, scorer), strict=True):
+                        own[scorer] = verdict
+                    if not any(map(_fine, found)):
                         break
-                return verdicts
+                return found
             finally:
-                await self._give_back(process)
+                await self._give_back(place.process)
 
-    async def _replace(self, dead: ScoringProcess) -> ScoringProcess:
+    async def _ask(self, place: _Place, items: Sequence[Item], scorer: int) -> list[Verdict]:
+        """Of an automatic group call that fails, the items that fail alone are left out, and the others called
+        again."""
+        verdicts = await place.score(items, scorer)
+        failed = all(verdict.error is not None for verdict in verdicts)
+        if len(items) == 1 or self._config.reward.call != "auto" or not failed or verdicts[0].of_row:
+            return verdicts
+        alone = [verdict for item in items for verdict in await place.score([item], scorer)]
+        rest = [index for index, verdict in enumerate(alone) if verdict.error is None]
+        if len(rest) in (0, len(items)):  # no item is the cause, or it cannot score one alone
+            return verdicts
+        log.info("a group's call failed because of %d of its %d samples", len(items) - len(rest), len(items))
+        if len(rest) > 1:
+            for index, verdict in zip(rest, await place.score([items[index] for index in rest], scorer), strict=True):
+                alone[index] = verdict
+        return alone
+
+    async def replace(self, dead: ScoringProcess) -> ScoringProcess:
         """A fresh process in place of the dead one; the dead one if none can be started."""
         if self._closed:
             return dead
         try:
-            process = await ScoringProcess.start(self._config)
+            process = await self._another()
         except (RewardError, OSError) as error:
             log.warning("scoring process not started: %s", error)
             return dead
@@ -179,10 +222,59 @@ class Pool:
     async def _start(self) -> None:
         for attempt in range(1, MAX_STARTS + 1):
             try:
-                self._add(await ScoringProcess.start(self._config))
+                self._add(await self._another())
                 return
             except (RewardError, OSError) as error:
                 log.warning("scoring process not started (%d of %d): %s", attempt, MAX_STARTS, error)
                 if attempt == MAX_STARTS:
                     raise
                 await asyncio.sleep(RESTART_S)
+
+    async def _another(self) -> ScoringProcess:
+        """Raises `RewardError` also for a scorer that was edited since the run was started."""
+        process = await ScoringProcess.start(self._config)
+        try:
+            await self._compare()
+        except BaseException:
+            await process.kill()
+            raise
+        return process
+
+    async def _compare(self) -> None:
+        """The files of scorers and judges, after they were read, with their content at the start of the run."""
+        await asyncio.to_thread(compare, self._folder, self._config, "reward", RewardError)
+
+
+class _Place:
+    """A scoring process for one piece of work. A fresh one takes its place when it has died."""
+
+    def __init__(self, pool: Pool, process: ScoringProcess) -> None:
+        self._pool, self.process = pool, process
+        self._fresh = process.fresh  # it has scored no other items
+        self._last: Sequence[Item] = ()
+
+    async def score(self, items: Sequence[Item], scorer: int) -> list[Verdict]:
+        if not self.process.usable:
+            await self._replace()
+        self._fresh = self._fresh and self._last in ((), items)
+        self._last = items
+        verdicts = await self.process.score(items, scorer)
+        kills = 0
+        while not (self.process.usable or verdicts[0].timeout):
+            kills += self._fresh and self.process.killed
+            if self._fresh and not 0 < kills < KILLS:
+                break
+            await self._replace()
+            if not self.process.usable:
+                break
+            verdicts = await self.process.score(items, scorer)
+        return verdicts
+
+    async def _replace(self) -> None:
+        self.process = await self._pool.replace(self.process)
+        self._fresh, self._last = True, ()
+
+
+def _fine(verdicts: Mapping[int, Verdict]) -> bool:
+    """Whether no scorer has failed."""
+    return all(verdict.error is None for verdict in verdicts.values())

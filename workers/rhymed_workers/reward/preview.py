@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, TypeVar
 
-from rhymed.config import Config
+from rhymed.core.config import Config
 from rhymed.inputs.rows import Row
-from rhymed_workers.judging.judges import Judges
+from rhymed_workers.reward.child import item
+from rhymed_workers.reward.judges import Judges
 from rhymed_workers.reward.process import ScoringProcess
-from rhymed_workers.reward.sessions import as_if_answered
-from rhymed_workers.scoring.child import item
-from rhymed_workers.scoring.verdict import Verdict
+from rhymed_workers.reward.scorers.result import Verdict
+from rhymed_workers.reward.worker import as_if_answered
 
 Result = TypeVar("Result")
 
@@ -34,6 +34,7 @@ Answers = Sequence[tuple[str, Sequence[int]]]
 class Preview:
     verdicts: list[list[Verdict]]  # of each answer, of each scorer of `reward.all`
     notes: list[str]  # how the scorers are isolated, and what they report about themselves
+    calls: list[str]  # for each scorer: the samples of one call, and the reason; empty: one sample
     warnings: list[str]
 
 
@@ -53,7 +54,7 @@ def preview(config: Config, row: Row, answers: Answers) -> Preview:
 
 async def _preview(process: ScoringProcess, config: Config, row: Row, answers: Answers) -> Preview:
     """Kills the process."""
-    result = Preview([], process.notes, process.warnings)
+    result = Preview([], process.notes, process.calls, process.warnings)
     try:
         async with Judges(config, patience_s=PATIENCE_S) as judges:
             for response, tokens in answers:
@@ -67,7 +68,7 @@ async def _preview(process: ScoringProcess, config: Config, row: Row, answers: A
                     if not process.usable:
                         await process.kill()
                         process = await ScoringProcess.start_with_retries(config)
-                    result.verdicts[-1].append(await process.score(work, scorer))
+                    result.verdicts[-1] += await process.score([work], scorer)
     finally:
         await process.kill()
     return result

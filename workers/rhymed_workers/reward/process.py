@@ -1,6 +1,6 @@
-"""One scoring process as its pool sees it: started in a jail, asked for one verdict at a time, ended.
+"""One scoring process as its pool sees it: started in a jail, asked for one scorer's verdicts at a time, ended.
 
-Its process id is that of the jail's guard (rhymed_workers.scoring.jail), which ends as the scoring process ended and
+Its process id is that of the jail's guard (rhymed_workers.sandbox.jail), which ends as the scoring process ended and
 kills everything that the scorer started. Whatever happens inside, each item gets a `Verdict`: time-outs, crashes and
 malformed answers become errors in words.
 """
@@ -8,27 +8,35 @@ malformed answers become errors in words.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import secrets
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
-from rhymed.config import Config
-from rhymed.errors import RewardError, ScorerKilled
-from rhymed_workers.scorers.explain import hung_at
-from rhymed_workers.scoring.caged import Caged, ProcessEnded, spawn
-from rhymed_workers.scoring.child import Answer, Item, Ready
-from rhymed_workers.scoring.verdict import Verdict
+from rhymed.core.config import Config
+from rhymed.core.errors import RewardError, ScorerKilled
+from rhymed_workers.reward.child import Answer, Item, Ready, Work
+from rhymed_workers.reward.scorers.builtin import LATE_BY_RESPONSE
+from rhymed_workers.reward.scorers.result import FAULT, Verdict
+from rhymed_workers.sandbox import linux
+from rhymed_workers.sandbox.jailed import MAX_FRAME, Jailed, ProcessEnded, spawn
+from rhymed_workers.sandbox.usercode import hung_at
 
 log = logging.getLogger(__name__)
 
 START_S = 120.0  # to import its scorers, on a loaded machine
 MAX_STARTS = 3  # failed starts in a row after which the scorer is at fault
 RESTART_S = 1.0
+TOKEN_BYTES = 5  # of an answer, for each byte of a sample's tokens: their weights, 4 per token, and rewards, 15
+BUSY = 0.25  # share of the second half of the time limit that a process worked: with less, the machine is at fault
 
 
-class ScoringProcess(Caged):
+class ScoringProcess(Jailed):
     """Started, asked for one scorer's verdict at a time, killed."""
 
     def __init__(self, process: asyncio.subprocess.Process, report: int, config: Config) -> None:
@@ -38,6 +46,8 @@ class ScoringProcess(Caged):
         self.defect = ""  # why it must not get another item
         self.notes: list[str] = []  # how it is isolated, and what its scorers report about themselves
         self.warnings: list[str] = []
+        self.whole: list[int] = []  # scorers that get all samples of a group in one call
+        self.calls: list[str] = []  # for each scorer: the samples of one call, and the reason; empty: one sample
 
     @classmethod
     async def start_with_retries(cls, config: Config) -> ScoringProcess:
@@ -53,7 +63,7 @@ class ScoringProcess(Caged):
     @classmethod
     async def start(cls, config: Config, deadline_s: float = START_S) -> ScoringProcess:
         """Returns when the scorers are loaded. Raises `RewardError` when one cannot be."""
-        started = cls(*await spawn(config.reward, "rhymed_workers.scoring.child"), config)
+        started = cls(*await spawn(config.reward, "rhymed_workers.reward.child"), config)
         try:
             await started._load(config, deadline_s)
         except BaseException:  # also a cancellation while an earlier error is being explained
@@ -76,44 +86,68 @@ class ScoringProcess(Caged):
         if ready.error is not None:
             raise RewardError(ready.error)
         self.notes = [self.isolation(), *ready.notes]
-        self.warnings = ready.warnings
+        self.warnings, self.whole, self.calls = ready.warnings, ready.whole, ready.calls
 
     @property
     def fresh(self) -> bool:
         """It has scored no item yet."""
         return self._items == 0
 
-    async def score(self, item: Item, scorer: int) -> Verdict:
-        """Verdict of the scorer with this index, within `reward.timeout_s`.
+    async def score(self, items: Sequence[Item], scorer: int) -> list[Verdict]:
+        """Verdicts of the scorer with this index: of one item, or of all items of a group in one call, within
+        `reward.timeout_s` for each item.
 
         The process is dead afterwards if it hung, crashed or the caller was cancelled: check `usable`.
         """
-        self._items += 1
-        work = msgspec.structs.replace(item, scorer=scorer, number=secrets.randbits(63))
+        self._items += len(items)
+        work = Work(list(items), scorer, secrets.randbits(63))
         try:
-            verdict = await self._ask(work, self._scorers[scorer].scorer)
+            verdicts = await self._ask(work, self._scorers[scorer].scorer)
         except BaseException:
             await self.kill()
             raise
-        return msgspec.structs.replace(verdict, label=self._scorers[scorer].label)
+        return [msgspec.structs.replace(verdict, label=self._scorers[scorer].label) for verdict in verdicts]
 
-    async def _ask(self, work: Item, name: str) -> Verdict:
-        began, limit_s = time.monotonic(), self._reward.timeout_s
+    async def _ask(self, work: Work, name: str) -> list[Verdict]:
+        began, count = time.monotonic(), len(work.items)
+        limit_s, tokens = count * self._reward.timeout_s, sum(len(item.tokens) for item in work.items)
+        at_half: list[float] = []
+        timer = asyncio.get_running_loop().call_later(limit_s / 2, lambda: at_half.append(self._busy_s()))
         try:
             async with asyncio.timeout(limit_s):
                 await self.write(msgspec.msgpack.encode(work))
-                answer = msgspec.msgpack.decode(await self.read(len(work.tokens)), type=Answer)
-                if answer.number != work.number:
+                body = await self.read(TOKEN_BYTES * tokens + (count - 1) * MAX_FRAME)
+                answer = msgspec.msgpack.decode(body, type=Answer)
+                if answer.number != work.number or len(answer.verdicts) != count:
                     raise ProcessEnded("an answer that it was not asked for")
-                if len(answer.verdict.token_weights) not in (0, len(work.tokens)):
-                    raise ProcessEnded("weights of other tokens")
+                for verdict, item in zip(answer.verdicts, work.items, strict=True):
+                    if len(verdict.token_weights) not in (0, len(item.tokens)):
+                        raise ProcessEnded("weights of other tokens")
+                    if any(position >= max(1, len(item.tokens) // 4) for position, _ in verdict.token_rewards):
+                        raise ProcessEnded("rewards of other tokens")
                 self.defect = answer.defect
-                return answer.verdict
+                return answer.verdicts
         except TimeoutError:
+            worked_s = self._busy_s() - at_half[0] if at_half else 0.0
             place = hung_at(await self.traceback(), name.rpartition(":")[0])
             await self.kill()
-            text = f"{name} took longer than reward.timeout_s = {limit_s:g} s and was killed{place}{self.reason()}"
-            error, late = text, True
+            times = f" ({count} samples x {self._reward.timeout_s:g} s)" if count > 1 else ""
+            limit = f"reward.timeout_s = {limit_s:g} s{times}"
+            error, late = f"{name} took longer than {limit} and was killed{place}{self.reason()}", True
+            if name in LATE_BY_RESPONSE and worked_s > BUSY * limit_s / 2:
+                seconds = (time.monotonic() - began) / count
+                return [Verdict(reward=0.0, notes={FAULT: error}, timeout=True, seconds=seconds)] * count
         except (ProcessEnded, msgspec.MsgspecError) as reason:
             error, late = f"{name}: the scoring process ended with {await self.explain_end(reason)}", False
-        return Verdict(error=error, timeout=late, seconds=time.monotonic() - began)
+        finally:
+            timer.cancel()
+        return [Verdict(error=error, timeout=late, seconds=(time.monotonic() - began) / count)] * count
+
+    def _busy_s(self) -> float:
+        """Processor time of all its processes so far, in seconds."""
+        total = 0
+        for pid in linux.family([self.pid]):
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it ended
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                total += int(fields[11]) + int(fields[12])
+        return total / os.sysconf("SC_CLK_TCK")

@@ -2,7 +2,7 @@
 
 Such a turn waits for newer weights, which verify it. Most of its tokens come out again, so what its environment will
 answer is known now, if a call changes nothing and always has the same answer. The worker asks an environment of its
-own, in the same cages as others, and the engine writes the next turn. None of that is a part of the sample, or is
+own, in the same jails as others, and the engine writes the next turn. None of that is a part of the sample, or is
 stored. Once the store has the sample's real answer, and the next turn begins with the expected tokens, the engine
 verifies what was written here, as it does with tokens of another worker. Invariant: a guess decides no token.
 """
@@ -13,20 +13,22 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.config import Config
-from rhymed.errors import DataError, EnvironmentFailed
+from rhymed.core.config import Config
+from rhymed.core.errors import DataError, EnvironmentFailed
+from rhymed.core.messages import SampleId
+from rhymed.core.tasks import watched
 from rhymed.inputs import render
-from rhymed.messages import SampleId
+from rhymed.inputs.rows import Row
 from rhymed_workers.engines.base import Output
 from rhymed_workers.environment.pool import Environments
 from rhymed_workers.sessions.calls import Read
-from rhymed_workers.sessions.dialogue import Dialogue, load_dialogue
+from rhymed_workers.sessions.dialogue import BEGINNING, Dialogue, load_dialogue
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +63,20 @@ class TurnsAhead:
             self._guesses[id] = later
         return guesses[number].tokens.tolist() if number < len(guesses) else ()
 
-    async def write(self, id: SampleId, turn: int, guess: Guess, write: Write, longest: int) -> None:
+    async def write(
+        self, id: SampleId, turn: int, guess: Guess, write: Write, longest: int, prompt: Sequence[int] = ()
+    ) -> None:
         """`guess`: turn number `turn`, as it was written ahead. `longest`: most tokens of a response. Returns when
         the sample would end, its environment is not pure, or `write` ends it. May be cancelled at any time: what was
         written is kept."""
+        if turn and self._pool.about.kind != "tools":  # its environment has seen turns, and one here would not
+            return
         guesses: list[Guess] = []
         try:
-            async with self._environment(id, turn) as opened:
-                while opened and (after := await self._after(id, turn, guess, longest)):
+            (row,) = await self._read_rows([id.prompt])
+            options = render.options_of(f"prompt {id.prompt}", row)
+            async with self._environment(id, row):
+                while after := await self._after(id, turn, guess, longest, prompt, options):
                     if (output := await write(after)) is None:
                         break
                     guess, turn = Guess(after, output.tokens), turn + 1
@@ -85,33 +93,30 @@ class TurnsAhead:
             self._guesses.popitem(last=False)
 
     @contextlib.asynccontextmanager
-    async def _environment(self, id: SampleId, turn: int) -> AsyncIterator[bool]:
-        """One that has seen nothing: a sample whose environment has must have no turn yet."""
+    async def _environment(self, id: SampleId, row: Row) -> AsyncIterator[None]:
+        """One that has seen nothing; tools need none."""
         if self._pool.about.kind == "tools":
-            yield True
+            yield
             return
-        if turn:
-            yield False
-            return
-        (row,) = await self._read_rows([id.prompt])
         try:
             await self._pool.open(str(id), row, render.messages(self._config.data, f"prompt {id.prompt}", row))
-            yield True
+            yield
         finally:  # in the background: it may wait for calls of other samples
-            closing = asyncio.get_running_loop().create_task(self._pool.close(str(id)))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            watched(self._pool.close(str(id)), keep=self._closing)
 
-    async def _after(self, id: SampleId, turn: int, guess: Guess, longest: int) -> list[int]:
-        """The response with the environment's answer; empty: there is none, or nothing comes after it."""
+    async def _after(
+        self, id: SampleId, turn: int, guess: Guess, longest: int, prompt: Sequence[int], options: Mapping[str, Any]
+    ) -> list[int]:
+        """The response with the environment's answer; empty: there is none, or nothing comes after it. `options`: the
+        row's own, of the chat template."""
         written: list[int] = guess.tokens.tolist()
-        read = self._dialogue.read(written)
+        read = await asyncio.to_thread(self._dialogue.read, written, [*prompt, *guess.prefix][-BEGINNING:])
         if turn + 1 >= self._config.environment.max_turns or not self._is_pure(read):
             return []
         stepped = await self._pool.step(str(id), read, last=False)
         if stepped.done:
             return []
-        after = [*guess.prefix, *written, *self._dialogue.suffix(stepped.messages, written[-1])]
+        after = [*guess.prefix, *written, *self._dialogue.suffix(stepped.messages, written, options)]
         return after if len(after) < longest else []
 
     def _is_pure(self, read: Read) -> bool:
@@ -122,7 +127,12 @@ class TurnsAhead:
 async def turns_ahead(config: Config, read_rows: ReadRows) -> AsyncIterator[TurnsAhead | None]:
     """None: the run does not run ahead of its weights, or its environment is not pure or cannot be loaded here."""
     settings = config.environment
-    if not (settings.active and config.schedule.run_ahead and config.carries) or settings.command or settings.url:
+    if (
+        not (settings.active and config.schedule.run_ahead and config.carries)
+        or settings.command
+        or settings.url
+        or settings.mcp
+    ):
         yield None
         return
     async with contextlib.AsyncExitStack() as stack:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.messages import SampleId
-from rhymed.staleness import window
+from rhymed.core.messages import SampleId
+from rhymed.core.steps import window
 from rhymed_workers.engines.base import Engine, Output, Sampling, Task, turn_seed
 from rhymed_workers.rollout.ahead import Guess, TurnsAhead
 
@@ -40,6 +40,7 @@ class ActiveSample:
     repeats: int = 0  # earlier turns with the same prompt and prefix
     spare: int = 0  # tokens that its prompt leaves to the response
     most: int | None = None  # tokens that the turn may have; None: as many as there is room for
+    stop: tuple[str, ...] = ()  # strings that end the turn, in addition to the run's
     stored: bool = False  # the store has its turn: another one may be assigned before the broker has acknowledged it
     stale_output: Output | None = None  # generated under weights that are too old
     output: Output | None = None
@@ -65,10 +66,11 @@ class Generation:
         max_staleness: int,
         read_partial: Callable[[SampleId], Awaitable[Sequence[int]]],
         report_parked: Callable[[SampleId], Awaitable[None]],
+        ahead: TurnsAhead | None = None,
     ) -> None:
         self._engine, self._sampling, self._max_staleness = engine, sampling, max_staleness
         self._read_partial, self._report_parked = read_partial, report_parked
-        self.ahead: TurnsAhead | None = None
+        self._ahead = ahead
         self._guessed: dict[SampleId, int] = {}  # of what is written after a turn that waits: the oldest weights
         self._changed = asyncio.Condition()  # weights were loaded, or a sample was cancelled or released
 
@@ -79,8 +81,8 @@ class Generation:
         if sample.prefix is not None:
             sampling = _of_turn(sample, sampling)
         carried = await self._read_partial(sample.id) if sample.has_partial else ()
-        if self.ahead is not None and sample.prefix is not None:
-            expected = self.ahead.take(sample.id, sample.prefix)
+        if self._ahead is not None and sample.prefix is not None:
+            expected = self._ahead.take(sample.id, sample.prefix)
             carried = carried if len(carried) else expected
         while not (sample.cancelled or sample.released):
             sample.saved = 0  # the store's tokens may be of other weights
@@ -138,7 +140,7 @@ class Generation:
     async def _write_on(self, sample: ActiveSample, oldest: int, output: Output) -> None:
         """What comes after a turn that waits for weights, until they are there."""
         prompt, prefix = sample.prompt, sample.prefix
-        if self.ahead is None or prompt is None or prefix is None or output.finish_reason != "stop":
+        if self._ahead is None or prompt is None or prefix is None or output.finish_reason != "stop":
             return
         sampling = self._sampling(sample.id)
 
@@ -153,7 +155,7 @@ class Generation:
                 del self._guessed[sample.id]
 
         guess = Guess(prefix, output.tokens)
-        work = self.ahead.write(sample.id, sample.turn, guess, write, sampling.max_tokens)
+        work = self._ahead.write(sample.id, sample.turn, guess, write, sampling.max_tokens, prompt)
         writing, ready = asyncio.create_task(work), asyncio.create_task(self._until_ready(sample, oldest))
         try:
             await asyncio.wait({writing, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -191,7 +193,7 @@ def _of_turn(sample: ActiveSample, sampling: Sampling) -> Sampling:
         left = min(left, sample.most)
     if prefix or sample.branches:
         seed = turn_seed(seed, prompt, prefix, sample.repeats)
-    return replace(sampling, max_tokens=left, seed=seed)
+    return replace(sampling, max_tokens=left, seed=seed, stop=(*sampling.stop, *sample.stop))
 
 
 def _unfinished(tokens: Sequence[int]) -> Output:

@@ -10,17 +10,17 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from rhymed import messages
-from rhymed.errors import UnknownSample
+from rhymed.core import messages
+from rhymed.core.errors import UnknownSample
+from rhymed.core.service.logfile import cause
+from rhymed.core.service.retry import retry
+from rhymed.core.text import counted
 from rhymed.histospec.drafts.yields import accepted
-from rhymed.service.logline import cause
-from rhymed.service.retry import retry
-from rhymed.text import counted
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_workers.engines.base import DraftReport, Engine, Output
-from rhymed_workers.membership import Membership
 from rhymed_workers.rollout.generation import ActiveSample
 from rhymed_workers.rollout.turns import store_turns
+from rhymed_workers.worker import Membership
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def new_record(sample: ActiveSample, drafts: DraftReport) -> NewSample:
         ahead=sample.ahead,
     )
     drafted = None if drafts.yields is None else accepted(drafts.yields, len(output.tokens))
-    return NewSample(info, prompt, output.tokens, output.logprobs, drafted)
+    return NewSample(info, prompt, output.tokens, output.logprobs, drafted, output.floors)
 
 
 def _log_stored(records: Sequence[NewSample], earlier: Sequence[messages.SampleId]) -> None:

@@ -1,20 +1,25 @@
 """Samples in turns, as a rollout worker sees them: it writes a turn after what the store has, and stores it.
 
 The store has the prompt, which the sample's environment wrote, and everything since. Whether and how the sample goes
-on is decided by its environment. Knows no tools.
+on is decided by its environment. `Sessions` has them, `PromptCache` the prompts of samples without turns. Knows no
+tools.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
 
-from rhymed import messages
-from rhymed.config import Config
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.service.logfile import cause
+from rhymed.core.service.retry import retry
+from rhymed.core.text import counted
 from rhymed.histospec.drafts.yields import accepted
-from rhymed.service.logline import cause
-from rhymed.service.retry import retry
-from rhymed.text import counted
+from rhymed.inputs.render import Render, load_renderer
+from rhymed.inputs.rows import Row
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import NewTurn, get_session, put_turns
 from rhymed_workers.engines.base import DraftReport
@@ -50,7 +55,8 @@ class Sessions:
         sample.prompt, sample.prefix = tokens[:size], tokens[size:]
         if self._context is not None:
             sample.branches, sample.repeats = True, stored.repeats(number)
-            sample.spare, sample.most = self._context - size, stored.session.answers[number].most
+            answer = stored.session.answers[number]
+            sample.spare, sample.most, sample.stop = self._context - size, answer.most, tuple(answer.stop)
         return True
 
     def close(self) -> None:
@@ -74,7 +80,7 @@ def _new_turn(sample: ActiveSample, report: DraftReport) -> NewTurn:
     length = len(output.tokens)
     turn = messages.Turn(length=length, finish_reason=output.finish_reason, versions=output.versions)
     drafted = None if report.yields is None else accepted(report.yields, length)
-    return NewTurn(sample.id, sample.turn, turn, output.tokens, output.logprobs, drafted)
+    return NewTurn(sample.id, sample.turn, turn, output.tokens, output.logprobs, drafted, output.floors)
 
 
 def _info(sample: ActiveSample, report: DraftReport) -> messages.SampleInfo:
@@ -97,3 +103,54 @@ def _log_stored(turns: Sequence[NewTurn]) -> None:
     accepted = [0 if turn.drafted is None else int(turn.drafted.sum()) for turn in turns]
     more = cause("turned", [turn.sample for turn in turns], turns=numbers, tokens=tokens, accepted=accepted)
     log.info("generated and stored %s, %s", counted(len(turns), "turn"), counted(sum(tokens), "token"), extra=more)
+
+
+# Tokens of prompts in a rollout worker: each is fetched and rendered once. Knows no engine.
+
+CACHED_PROMPTS = 8192
+
+
+async def contexts(
+    config: Config, store: StoreClient, fetch: Callable[[Sequence[str]], Awaitable[list[Row]]]
+) -> PromptCache | Sessions:
+    """What samples begin with. `fetch`: rows of prompts."""
+    if config.environment.active:
+        return Sessions(store, config.rollout.max_prompt_length if config.environment.command else None)
+    return PromptCache(fetch, await asyncio.to_thread(load_renderer, config))
+
+
+class PromptCache:
+    """The `CACHED_PROMPTS` most recently used prompts."""
+
+    def __init__(self, fetch: Callable[[Sequence[str]], Awaitable[list[Row]]], render: Render) -> None:
+        self._fetch = fetch
+        self._render = render
+        self._tasks: OrderedDict[str, asyncio.Task[list[int]]] = OrderedDict()
+
+    async def tokens(self, prompt: str) -> list[int]:
+        """Raises what fetching or rendering raised; an error is not cached."""
+        task = self._tasks.get(prompt)
+        if task is None:
+            task = self._tasks[prompt] = asyncio.get_running_loop().create_task(self._load(prompt))
+            while len(self._tasks) > CACHED_PROMPTS:
+                self._tasks.popitem(last=False)
+        self._tasks.move_to_end(prompt)
+        try:
+            return await asyncio.shield(task)  # siblings wait for the same task
+        except BaseException:
+            if task.done() and self._tasks.get(prompt) is task:
+                del self._tasks[prompt]
+            raise
+
+    async def _load(self, prompt: str) -> list[int]:
+        rows = await self._fetch([prompt])
+        return await asyncio.to_thread(self._render, f"prompt {prompt}", rows[0])
+
+    async def begin(self, sample: ActiveSample) -> bool:
+        """Sets what the sample begins with."""
+        sample.prompt = await self.tokens(sample.id.prompt)
+        return True
+
+    def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()

@@ -1,1 +1,1 @@
-"""Where programs written by a model run."""
+"""Where code that is not rhymed's runs: users' code in a jail, programs that a policy wrote in a sandbox."""

@@ -12,11 +12,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rhymed.core import private
 from rhymed_workers.sandbox import driver
 
 Kind = Literal["bubblewrap", "rlimits"]
@@ -91,7 +91,7 @@ def advice() -> str:
 def works(sandbox: Sandbox) -> bool:
     if sandbox.kind == "bubblewrap" and shutil.which("bwrap", path=PATH) is None:
         return False
-    with tempfile.TemporaryDirectory(prefix="rhymed-code-") as folder, sandbox.start(folder) as process:
+    with private.TemporaryFolder("rhymed-code") as folder, sandbox.start(str(folder)) as process:
         try:
             output, _ = process.communicate(json.dumps(PROBE).encode(), timeout=PROBE_S)
         except subprocess.TimeoutExpired:

@@ -104,7 +104,7 @@ def isolates() -> bool:
     return succeeds(attempt)
 
 
-# Process trees
+# Process trees: the descendants of a process, and their end.
 
 
 def children(pid: int) -> list[int]:

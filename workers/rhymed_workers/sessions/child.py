@@ -1,4 +1,4 @@
-"""In the jail (rhymed_workers.scoring.jail): becomes a user's program.
+"""In the jail (rhymed_workers.sandbox.jail): becomes a user's program.
 
 The first frame on its input says which. The program's output goes to the pipe over which scorers answer. Starts with
 the standard library alone.
@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 
-from rhymed_workers.scoring.frames import get, limit
+from rhymed_workers.sandbox.frames import get, limit
 
 
 def main() -> None:

@@ -7,14 +7,16 @@ the longest prefix that an earlier row has; so does a turn that asks with the sa
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed import messages
-from rhymed.service.retry import retry
+from rhymed.core import messages
+from rhymed.core.service.retry import retry
 from rhymed_store.client import Logprobs, NewSample, StoreClient, Tokens
 from rhymed_store.sessions import StoredSession, get_session
 from rhymed_workers.sessions.record import common
@@ -25,7 +27,7 @@ async def complete_sample(store: StoreClient, id: messages.SampleId) -> messages
     stored = await retry(lambda: get_session(store, id, logprobs=True), "reading a sample's turns")
     if not stored.session.done:  # it is stored already: its turns are gone
         (found,) = await retry(lambda: store.get_samples([id]), "reading a sample")
-        return found.info
+        return msgspec.structs.replace(found.info, said=[], state="")  # as the broker gets it: for rewards only
     sample = joined(stored)
     await retry(lambda: store.put_samples([sample]), "storing a sample")
     return sample.info
@@ -41,14 +43,22 @@ class _Row:
     shared: int = 0
     parts: list[Tokens] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
+    floors: list[Logprobs] = field(default_factory=list)
     drafted: list[NDArray[np.bool_]] = field(default_factory=list)
     versions: list[list[tuple[int, int]]] = field(default_factory=list)  # of each part; empty: the environment's
+    rewards: list[float] = field(default_factory=list)  # that each part earned
 
     def context(self, tokens: Tokens) -> None:
         self.parts.append(tokens)
         self.logprobs.append(np.zeros(len(tokens), np.float32))
+        self.floors.append(_no_floors(len(tokens)))
         self.drafted.append(np.zeros(len(tokens), np.bool_))
         self.versions.append([])
+        self.rewards.append(0.0)
+
+
+def _no_floors(length: int) -> Logprobs:
+    return np.full(length, -np.inf, np.float32)
 
 
 def joined(stored: StoredSession) -> NewSample:
@@ -58,6 +68,7 @@ def joined(stored: StoredSession) -> NewSample:
     earned = [answer.reward for answer in session.answers if answer.reward is not None]
     prompt = rows[0].tokens[: len(rows[0].tokens) - sum(map(len, rows[0].parts))]
     turns = _runs([len(part) for part in parts])
+    rewards = [reward for row in rows for reward in row.rewards]
     info = messages.SampleInfo(
         id=session.id,
         prompt_length=len(prompt),
@@ -66,6 +77,7 @@ def joined(stored: StoredSession) -> NewSample:
         versions=_versions(parts, [versions for row in rows for versions in row.versions]),
         turns=turns,
         earned=sum(earned) if earned else None,
+        turn_rewards=_by_run(parts, rewards, turns) if earned and len(rows) == 1 else [],
         forks=_forks(rows),
         last=_place(rows, last, turns),
     )
@@ -75,6 +87,7 @@ def joined(stored: StoredSession) -> NewSample:
         np.concatenate(parts),
         np.concatenate([part for row in rows for part in row.logprobs]),
         np.concatenate([part for row in rows for part in row.drafted]) if any(session.drafted) else None,
+        np.concatenate([part for row in rows for part in row.floors]) if any(session.floored) else None,
     )
 
 
@@ -93,20 +106,46 @@ def _rows(stored: StoredSession) -> tuple[list[_Row], _Row]:
     assert stored.drafted is not None, "and with drafts"
     rows: list[_Row] = []
     answers = stored.session.answers
+    rewards = _turn_rewards(stored.session)
     for number, turn in enumerate(stored.turns):
         if number in answers[-1].unused:
             continue
         row = _row(rows, stored.before(number))
-        mask = stored.drafted[number]
+        mask, floors = stored.drafted[number], None if stored.floors is None else stored.floors[number]
         row.tokens = np.concatenate([row.tokens, turn])
         row.parts.append(turn)
         row.logprobs.append(stored.logprobs[number])
+        row.floors.append(_no_floors(len(turn)) if floors is None else floors)
         row.drafted.append(np.zeros(len(turn), np.bool_) if mask is None else mask)
         row.versions.append(stored.session.turns[number].versions)
+        row.rewards.append(rewards[number])
     if len(last := stored.answers[-1]):
         rows[-1].tokens = np.concatenate([rows[-1].tokens, last])
         rows[-1].context(last)
     return rows, row
+
+
+def _turn_rewards(session: messages.Session) -> list[float]:
+    """What each turn earned: the answer to it has its reward. That of a turn which is left out, and of the first
+    answer, is of the turn before it, if there is one, else of the first that is not left out."""
+    unused = session.answers[-1].unused
+    used = [number for number in range(len(session.turns)) if number not in unused]
+    found = [0.0] * len(session.turns)
+    for number, answer in enumerate(session.answers):
+        if answer.reward is not None:
+            before = [turn for turn in used if turn < number]
+            found[before[-1] if before else used[0]] += answer.reward
+    return found
+
+
+def _by_run(parts: list[Tokens], rewards: list[float], turns: list[int]) -> list[float]:
+    """Of each run of the policy that has tokens. Turns without an answer between them are one run."""
+    ends = list(accumulate(turns))
+    found = [0.0] * len(turns)
+    for end, reward in zip(accumulate(map(len, parts)), rewards, strict=True):
+        if reward:
+            found[bisect_left(ends, end)] += reward
+    return [reward for reward, count in zip(found[::2], turns[::2], strict=True) if count]
 
 
 def _row(rows: list[_Row], prompt: Tokens) -> _Row:

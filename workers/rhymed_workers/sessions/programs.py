@@ -10,19 +10,21 @@ import asyncio
 import contextlib
 import json
 import logging
+from pathlib import Path
 from typing import Self
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.errors import EnvironmentFailed
-from rhymed.service.retry import retry
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.errors import EnvironmentFailed, EnvironmentUnusable
+from rhymed.core.run.edited import compare
+from rhymed.core.service.retry import retry
+from rhymed.inputs.render import options_of
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import StoredSession, get_session
 from rhymed_workers.engines.base import sampling_for
 from rhymed_workers.sessions.endpoint import Endpoint
 from rhymed_workers.sessions.finish import complete_sample
-from rhymed_workers.sessions.program import Program, command_of
-from rhymed_workers.sessions.session import Limits, Session
+from rhymed_workers.sessions.session import Limits, Program, Session, command_of
 from rhymed_workers.sessions.speech import load_speech
 
 log = logging.getLogger(__name__)
@@ -32,8 +34,9 @@ class Programs:
     """`async with Programs(config, store) as programs:`; raises `EnvironmentFailed` for a command that is not there,
     `ConfigError` for a model without chat template, and `AddressRefused`. `act` may run for many samples at once."""
 
-    def __init__(self, config: Config, store: StoreClient) -> None:
-        self._config, self._settings, self._store = config, config.environment, store
+    def __init__(self, config: Config, store: StoreClient, folder: Path | None = None) -> None:
+        """`folder`: of the run, to compare the program's files with their content at its start; None: it has none."""
+        self._config, self._settings, self._store, self._folder = config, config.environment, store, folder
         self._sessions: dict[messages.SampleId, Session] = {}
         self._named: dict[str, Session] = {}
         self._closing = contextlib.AsyncExitStack()
@@ -45,9 +48,13 @@ class Programs:
         self._speech = await asyncio.to_thread(load_speech, self._config)
         self._closing.callback(self._speech.close)
         model = self._config.model.path
-        self._endpoint = await self._closing.enter_async_context(
-            Endpoint(self._settings.bind, self._settings.port, model, self._named)
-        )
+        try:
+            self._endpoint = await self._closing.enter_async_context(
+                Endpoint(self._settings.bind, self._settings.port, model, self._named)
+            )
+        except BaseException:
+            await self._closing.aclose()
+            raise
         log.info("programs are served at %s", self._endpoint.url("<sample>"))
         return self
 
@@ -63,7 +70,8 @@ class Programs:
     async def act(self, id: messages.SampleId) -> messages.SampleInfo | None:
         """Lets the sample go on. Returns its record if it is complete; None: the policy continues.
 
-        Raises `EnvironmentFailed`; then the sample has no program here any more.
+        Raises `EnvironmentFailed`; then the sample has no program any more. `EnvironmentUnusable`: a file of the
+        command was edited since the run was started.
         """
         try:
             if not await self._act(id):
@@ -92,19 +100,22 @@ class Programs:
                 self.unreported[id], session.made = session.made, []
 
     async def _begin(self, id: messages.SampleId, stored: StoredSession) -> Session:
+        await asyncio.to_thread(compare, self._folder, self._config, "environment", EnvironmentUnusable)
         (row,) = await retry(lambda: self._store.get_prompts([id.prompt]), "reading a prompt")
         rollout, name = self._config.rollout, _name(id)
         sampling = sampling_for(rollout, self._config.eval, self._config.run.seed, id)
         settings = self._settings
         context = rollout.max_prompt_length + sampling.max_tokens
         limits = Limits(context, settings.max_turns, settings.timeout_s, settings.command)
-        session = Session(id, self._store, self._speech, limits)
+        session = Session(id, self._store, self._speech, limits, options_of(f"prompt {id.prompt}", row))
         await asyncio.to_thread(session.load, stored)
         self._sessions[id] = self._named[name] = session
         self.rebuilt += bool(stored.turns)
         variables = {
             "OPENAI_BASE_URL": self._endpoint.url(name),
             "OPENAI_API_KEY": session.token,
+            "ANTHROPIC_BASE_URL": self._endpoint.url(name).removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": session.token,
             "RHYMED_SESSION": name,
         }
         content = json.dumps(row, ensure_ascii=False)

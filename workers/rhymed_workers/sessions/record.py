@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.uint32]
-Key = tuple[bytes, int | None]
-"""A prompt's digest, and the most tokens that were asked for."""
+Key = tuple[bytes, int | None, tuple[str, ...]]
+"""A prompt's digest, the most tokens that were asked for, and the stop strings."""
 
 
 class Record:
@@ -28,17 +28,17 @@ class Record:
     def __len__(self) -> int:
         return len(self._turns)
 
-    def add(self, prompt: Tokens, tokens: Tokens, most: int | None = None) -> None:
+    def add(self, prompt: Tokens, tokens: Tokens, most: int | None = None, stop: Sequence[str] = ()) -> None:
         """The next turn."""
         number, end = len(self._turns), np.concatenate([prompt, tokens])
         row = next((row for row, own in enumerate(self._rows) if common(own, prompt) == len(own)), len(self._rows))
         self._rows[row : row + 1] = [end]
         self._turns.append((row, len(prompt), len(end)))
-        self._stored.setdefault(_key(prompt, most), []).append(number)
+        self._stored.setdefault(_key(prompt, most, stop), []).append(number)
 
-    def ask(self, prompt: Tokens, most: int | None = None) -> int | None:
+    def ask(self, prompt: Tokens, most: int | None = None, stop: Sequence[str] = ()) -> int | None:
         """The turn that answers it; None: it is to be written."""
-        key = _key(prompt, most)
+        key = _key(prompt, most, stop)
         place, numbers = self._asked[key], self._stored.get(key, ())
         self._asked[key] += 1
         return numbers[place] if place < len(numbers) else None
@@ -61,8 +61,8 @@ class Record:
         return self._rows[row][:end]
 
 
-def _key(prompt: Tokens, most: int | None) -> Key:
-    return hashlib.blake2b(prompt.tobytes(), digest_size=16).digest(), most
+def _key(prompt: Tokens, most: int | None, stop: Sequence[str]) -> Key:
+    return hashlib.blake2b(prompt.tobytes(), digest_size=16).digest(), most, tuple(stop)
 
 
 def common(first: Sequence[int] | Tokens, second: Sequence[int] | Tokens) -> int:

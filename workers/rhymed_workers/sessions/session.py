@@ -3,35 +3,148 @@
 Invariant: a call is in the store before the policy reads it, and a turn before the program reads it. One call is with
 the policy at a time; others wait. A program that was started again gets the turns that its calls had before, as long
 as they ask the same; then it goes on with new ones.
+
+`Session` is the sample, and `Call` one call of its program.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
+import os
 import secrets
+import shlex
+import shutil
+import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from rhymed import messages
-from rhymed.errors import CallRefused, EnvironmentFailed
-from rhymed.service.logline import cause
-from rhymed.service.retry import retry
-from rhymed.text import call_text, counted
+from rhymed.core import messages, private
+from rhymed.core.config import Config
+from rhymed.core.errors import CallRefused, EnvironmentFailed
+from rhymed.core.service.logfile import cause
+from rhymed.core.service.retry import retry
+from rhymed.core.tasks import watched
+from rhymed.core.text import call_text, counted
+from rhymed.inputs.chats import TAIL
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import StoredSession, get_session, put_answer
+from rhymed_workers.sandbox.jailed import Jailed, ProcessEnded, spawn
 from rhymed_workers.sessions.chat.answers import Written
 from rhymed_workers.sessions.chat.asked import Asked
-from rhymed_workers.sessions.chat.messages import Conversations
-from rhymed_workers.sessions.pending import Call
-from rhymed_workers.sessions.program import Program
+from rhymed_workers.sessions.chat.messages import Conversations, Message
+from rhymed_workers.sessions.dialogue import BEGINNING
 from rhymed_workers.sessions.record import Record, Tokens
 from rhymed_workers.sessions.speech import Speech
+
+# One program of a user as its session sees it: started in a jail, watched, ended.
+#
+# Invariant: its environment has no setting of the run, and nothing that it started outlives it.
+
+LAST_BYTES = 1 << 13  # of its output
+LAST_LINES = 12
+LONGEST_VARIABLE = 1 << 16  # bytes; the kernel takes twice that
+OUTPUT_S = 2.0  # for its last words, after it has ended
+
+
+def command_of(config: Config) -> list[str]:
+    """Raises `EnvironmentFailed` for a command that cannot be run."""
+    command = config.environment.command
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise EnvironmentFailed(f"environment.command = {command!r}: {error}") from None
+    if not words or shutil.which(words[0], path=_path()) is None:
+        raise EnvironmentFailed(f"environment.command = {command!r}: there is no program {(words or [''])[0]!r}")
+    return words
+
+
+def _path() -> str:
+    """Programs find the Python of the run first, also if its environment is not activated."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def environment_of(base: Mapping[str, str], host: str, given: Mapping[str, str]) -> dict[str, str]:
+    """`base`: the worker's. No proxy is asked for `host`."""
+    kept = {name: value for name, value in base.items() if not name.startswith("RHYMED_")}
+    direct = {name: ",".join(filter(None, [base.get(name), host])) for name in ("NO_PROXY", "no_proxy")}
+    return {**kept, **direct, "PATH": _path(), **given}
+
+
+class Program(Jailed):
+    """`ended`: its exit status; negative: a signal."""
+
+    def __init__(self, process: asyncio.subprocess.Process, report: int, config: Config) -> None:
+        limits = config.reward.model_copy(update={"memory_gib": config.environment.memory_gib})
+        super().__init__(process, report, limits)
+        self._output, self._command = b"", config.environment.command
+        self._folder: private.TemporaryFolder | None = None
+        self._reading = watched(self._read())
+        self.ended = watched(process.wait())
+
+    @classmethod
+    async def start(cls, config: Config, words: list[str], row: str, host: str, given: Mapping[str, str]) -> Self:
+        """`row`: JSON. Raises `EnvironmentFailed`."""
+        settings = config.environment
+        program = cls(*await spawn(config.reward, "rhymed_workers.sessions.child"), config)
+        try:
+            order = {
+                "command": words,
+                "environment": environment_of(os.environ, host, {**given, "RHYMED_ROW": program._row(row)}),
+                "memory_bytes": settings.memory_gib * (1 << 30),
+                "file_bytes": config.reward.file_mib << 20,
+                "open_files": config.reward.open_files,
+            }
+            await program.write(json.dumps(order).encode())
+        except ProcessEnded:
+            raise EnvironmentFailed(await program.explain()) from None
+        except BaseException:
+            await program.kill()
+            raise
+        return program
+
+    def _row(self, row: str) -> str:
+        """The row itself, or the file that has it."""
+        if len(row.encode()) <= LONGEST_VARIABLE:
+            return row
+        self._folder = private.TemporaryFolder("rhymed-row")
+        file = self._folder.path / "row.json"
+        file.write_text(row)
+        return str(file)
+
+    async def _read(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        while part := await stdout.read(1 << 16):
+            self._output = (self._output + part)[-LAST_BYTES:]
+
+    async def kill(self) -> None:
+        await super().kill()
+        await asyncio.wait([self._reading], timeout=OUTPUT_S)
+        self._reading.cancel()  # it has ended, unless another process has the program's output open
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+
+    async def explain(self) -> str:
+        """How it ended, and its last words."""
+        how = await self.explain_end(ProcessEnded("no exit status"))
+        return f"{self._command} ended with {how}{self.words()}"
+
+    def words(self) -> str:
+        """Its last lines of output, as the end of a sentence."""
+        lines = self._output.decode(errors="replace").strip().splitlines()[-LAST_LINES:]
+        return f"; its last lines: {' | '.join(lines)}" if lines else ""
+
 
 log = logging.getLogger(__name__)
 
@@ -49,17 +162,27 @@ class _Turn(NamedTuple):
     info: messages.Turn
     tokens: list[int]
     logprobs: list[float]
+    stop: list[str]  # strings that may have ended it
 
 
 class Session:
-    def __init__(self, id: messages.SampleId, store: StoreClient, speech: Speech, limits: Limits) -> None:
+    """`options`: the row's own, of the chat template."""
+
+    def __init__(
+        self,
+        id: messages.SampleId,
+        store: StoreClient,
+        speech: Speech,
+        limits: Limits,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.id, self.token = id, secrets.token_urlsafe(32)
         self.program: Program | None = None
         self.reward: float | None = None
         self.calls: list[Call] = []
         self.counted = 0  # of these, by who counts them
         self.made: list[messages.Call] = []  # with its last answer, as people see it
-        self._store, self._speech, self._limits = store, speech, limits
+        self._store, self._speech, self._limits, self._options = store, speech, limits, options or {}
         self._record, self._conversations = Record(), Conversations()
         self._turns: list[_Turn] = []
         self._ready: deque[Call] = deque()
@@ -77,8 +200,9 @@ class Session:
     def _add(self, stored: StoredSession, place: int, prompt: Tokens) -> None:
         assert stored.logprobs is not None, "the session was read with log-probs"
         turn, logprobs = stored.turns[place], stored.logprobs[place]
-        self._record.add(prompt, turn, stored.session.answers[place].most)
-        self._turns.append(_Turn(stored.session.turns[place], turn.tolist(), logprobs.tolist()))
+        answer = stored.session.answers[place]
+        self._record.add(prompt, turn, answer.most, answer.stop)
+        self._turns.append(_Turn(stored.session.turns[place], turn.tolist(), logprobs.tolist(), answer.stop))
 
     # What the program's connections do
 
@@ -87,9 +211,7 @@ class Session:
         if (call := self._same(digest, key, retried)) is None:
             call = Call(asked, digest, key, asyncio.get_running_loop().create_future())
             self.calls.append(call)
-            task = asyncio.ensure_future(self._submit(call))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            watched(self._submit(call), partial(self._unreadable, call), self._tasks)
         return call
 
     def _same(self, digest: bytes, key: str, retried: bool) -> Call | None:
@@ -112,6 +234,11 @@ class Session:
         finally:
             call.waiting -= 1
 
+    def answered(self, name: str) -> tuple[Asked, Message] | None:
+        """The answered call of this name, and its answer's message."""
+        answered = ((call.asked, call.written) for call in self.calls)
+        return next(((asked, one.message) for asked, one in answered if one is not None and one.name == name), None)
+
     async def _submit(self, call: Call) -> None:
         try:
             call.prompt = await self._prompt(call.asked)
@@ -126,24 +253,28 @@ class Session:
         except CallRefused as error:
             _refuse(call, error)
             return
-        except Exception:  # else its client would wait for ever
-            log.exception("sample %s: a call cannot be read", self.id)
-            _refuse(
-                call, CallRefused("the call cannot be read; the worker's log says why", "internal_error", status=500)
-            )
-            return
         self._ready.append(call)
         self._arrived.set()
+
+    def _unreadable(self, call: Call, error: BaseException) -> None:
+        """Refuses the call, since its client would otherwise wait for ever."""
+        log.error("sample %s: a call cannot be read", self.id, exc_info=error)
+        _refuse(
+            call,
+            CallRefused("the call cannot be read; the worker's log has the reason", "internal_error", status=500),
+        )
 
     async def _prompt(self, asked: Asked) -> Tokens:
         if asked.tokens is not None:
             return np.array(self._speech.checked(asked.tokens), np.uint32)
-        if found := self._conversations.continues(asked.tools_key, asked.messages):
-            turn, count = found
-            before = self._record.end(turn)
-            suffix = await self._speech.suffix(asked.messages, count, asked.tools, int(before[-1]))
+        options = {**self._options, **asked.options}
+        if found := self._conversations.continues(asked.prompt_key, asked.messages):
+            number, count = found
+            before, turn = self._record.end(number), self._turns[number]
+            written = turn.tokens[-TAIL:]
+            suffix = await self._speech.suffix(asked.messages, count, asked.tools, written, options, turn.stop)
             return np.concatenate([before, np.array(suffix, np.uint32)])
-        return np.array(await self._speech.prompt(asked.messages, asked.tools), np.uint32)
+        return np.array(await self._speech.prompt(asked.messages, asked.tools, options), np.uint32)
 
     # What the worker does
 
@@ -160,7 +291,7 @@ class Session:
                 _refuse(call, self._too_many())
                 continue
             self._made += 1
-            turn = self._record.ask(call.prompt, call.asked.most)
+            turn = self._record.ask(call.prompt, call.asked.most, call.asked.stop)
             if turn is None:
                 await self._put_call(call)
                 return False
@@ -223,7 +354,12 @@ class Session:
     async def _put_call(self, call: Call) -> None:
         after, kept, tokens = self._record.continued(call.prompt)
         answer = messages.Answer(
-            length=len(tokens), after=after, kept=kept, most=call.asked.most, calls=[self._step()]
+            length=len(tokens),
+            after=after,
+            kept=kept,
+            most=call.asked.most,
+            stop=call.asked.stop,
+            calls=[self._step()],
         )
         await self._put(answer, tokens)
         self._open = call
@@ -252,15 +388,20 @@ class Session:
     async def _deliver(self, call: Call, number: int) -> None:
         turn, asked = self._turns[number], call.asked
         name = _name(call.prompt, number)
-        message = await self._speech.message(turn.tokens, asked.tools if asked.parse else [], name)
+        tools, before = asked.tools if asked.parse else [], call.prompt[-BEGINNING:].tolist()
+        hidden = [] if asked.includes_stop else asked.stop
+        message = await self._speech.message(turn.tokens, tools, name, before, hidden)
         pieces: Sequence[str] = await self._speech.pieces(turn.tokens) if asked.logprobs else ()
+        stopped = await self._speech.stopped(turn.tokens, asked.stop) if asked.stop else ""
         if asked.tokens is None:
-            self._conversations.add(number, asked.tools_key, asked.messages, message)
+            self._conversations.add(number, asked.prompt_key, asked.messages, message)
         call.turn = number
         if not call.answer.done():
             prompt = call.prompt.tolist() if asked.token_ids else []
             reason = turn.info.finish_reason
-            written = Written(name, prompt, len(call.prompt), turn.tokens, turn.logprobs, reason, message, pieces)
+            written = Written(
+                name, prompt, len(call.prompt), turn.tokens, turn.logprobs, reason, message, pieces, stopped
+            )
             call.answer.set_result(written)
 
     async def close(self) -> None:
@@ -281,3 +422,35 @@ def _refuse(call: Call, error: CallRefused) -> None:
 
 def _name(prompt: Tokens, number: int) -> str:
     return hashlib.blake2b(prompt.tobytes(), digest_size=12, salt=number.to_bytes(8, "little")).hexdigest()
+
+
+# A call of a program, from its arrival to its answer.
+
+
+@dataclass(eq=False)
+class Call:
+    """`digest`: of the request's body. `key`: that its client gave it; empty: none."""
+
+    asked: Asked
+    digest: bytes
+    key: str
+    answer: asyncio.Future[Written]
+    prompt: Tokens = field(default_factory=lambda: np.zeros(0, np.uint32))
+    turn: int | None = None  # that answers it
+    waiting: int = 0  # connections
+    delivered: bool = False
+
+    @property
+    def refused(self) -> bool:
+        return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is not None
+
+    @property
+    def written(self) -> Written | None:
+        """Its answer, if it has one."""
+        answered = self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None
+        return self.answer.result() if answered else None
+
+    @property
+    def broken(self) -> bool:
+        """Its connection ended before its answer was sent."""
+        return not (self.waiting or self.delivered)

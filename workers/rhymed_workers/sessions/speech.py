@@ -8,35 +8,37 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
 
-from rhymed.config import Config
-from rhymed.errors import CallRefused, DataError
-from rhymed_workers.sessions.calls import spoken
+from rhymed.core.config import Config
+from rhymed.core.errors import CallRefused, DataError, EnvironmentDown
+from rhymed.inputs.chats import Chat, ChatTemplate
+from rhymed.inputs.tokenizer import read_vocabulary
+from rhymed_workers.sessions.calls import Read
+from rhymed_workers.sessions.chat.asked import NO_LIMIT
 from rhymed_workers.sessions.chat.messages import Message, ToolCall, readable
-from rhymed_workers.sessions.dialogue import Dialogue
+from rhymed_workers.sessions.dialogue import Dialogue, load_template
 
 Result = TypeVar("Result")
 Tools = Sequence[dict[str, Any]]
+Options = Mapping[str, Any]
+NONE: Options = {}
 
 CACHED_TOOLS = 64  # lists of tools
-NO_LIMIT = 1 << 40  # tokens: who asks compares with what there is room for
-PROBE = "stand_in_for_a_call"
 
 
 class Speech:
-    """`tokenizer` None: as for the trace engine, a text's bytes are its tokens. `vocabulary`: ids are below it; None:
+    """`template` None: as for the trace engine, a text's bytes are its tokens. `vocabulary`: ids are below it; None:
     any may be."""
 
-    def __init__(self, tokenizer: Any, parser: str, vocabulary: int | None = None) -> None:
-        self._tokenizer, self._parser, self._vocabulary = tokenizer, parser, vocabulary
+    def __init__(self, template: ChatTemplate | None, parser: str, vocabulary: int | None = None) -> None:
+        self._template, self._parser, self._vocabulary = template, parser, vocabulary
         self._dialogues: OrderedDict[bytes, Dialogue] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "speech")
-        self._shows_calls = tokenizer is not None and self._renders_calls()
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -49,23 +51,40 @@ class Speech:
             )
         return tokens
 
-    async def prompt(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """Raises `CallRefused`."""
-        return await self._do(lambda: self._prompt(messages, tools))
+    async def prompt(self, messages: Sequence[Message], tools: Tools, options: Options = NONE) -> list[int]:
+        """`options`: of the chat template, for this call. Raises `CallRefused`."""
+        return await self._do(lambda: self._prompt(messages, tools, options))
 
-    async def suffix(self, messages: Sequence[Message], since: int, tools: Tools, last: int) -> list[int]:
-        """What follows a turn whose last token is `last`: the messages from number `since` on."""
-        return await self._do(lambda: self._suffix(messages, since, tools, last))
+    async def suffix(
+        self,
+        messages: Sequence[Message],
+        since: int,
+        tools: Tools,
+        turn: Sequence[int],
+        options: Options = NONE,
+        stop: Sequence[str] = (),
+    ) -> list[int]:
+        """The tokens after a turn: the messages from number `since` on. `stop`: strings that ended the turn."""
+        return await self._do(lambda: self._suffix(messages, since, tools, turn, options, stop))
 
-    async def message(self, tokens: Sequence[int], tools: Tools, name: str) -> Message:
-        """What a turn says. `tools`: none if its calls are not to be read. `name`: makes the ids of its calls."""
-        return await self._do(lambda: self._message(tokens, tools, name))
+    async def message(
+        self, tokens: Sequence[int], tools: Tools, name: str, before: Sequence[int] = (), stop: Sequence[str] = ()
+    ) -> Message:
+        """The content of a turn. `tools`: none if its calls are not to be read. `name`: makes the ids of its calls.
+        `before`: the tokens before the turn. `stop`: strings of which the text has none, as it ends before them."""
+        return await self._do(lambda: self._message(tokens, tools, name, before, stop))
+
+    async def stopped(self, tokens: Sequence[int], stop: Sequence[str]) -> str:
+        """The string out of these that ended a turn; empty: none did."""
+        text = await self._do(lambda: self._template.decode(tokens) if self._template else " ".join(map(str, tokens)))
+        return min((string for string in stop if string in text), key=text.find, default="")
 
     async def pieces(self, tokens: Sequence[int]) -> list[str]:
         """The text of each token."""
-        if self._tokenizer is None:
+        template = self._template
+        if template is None:
             return list(map(str, tokens))
-        return await self._do(lambda: [str(self._tokenizer.decode([token])) for token in tokens])
+        return await self._do(lambda: [template.decode([token]) for token in tokens])
 
     async def _do(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -74,7 +93,9 @@ class Speech:
         key = msgspec.json.encode(tools, order="sorted")
         if key not in self._dialogues:
             try:
-                self._dialogues[key] = Dialogue(self._tokenizer, tools, NO_LIMIT, self._parser)
+                self._dialogues[key] = Dialogue(self._template, tools, NO_LIMIT, self._parser)
+            except EnvironmentDown:  # not the caller's fault
+                raise
             except Exception as error:  # a parser of vLLM may raise anything
                 if not tools:
                     raise
@@ -84,52 +105,56 @@ class Speech:
         self._dialogues.move_to_end(key)
         return self._dialogues[key]
 
-    def _prompt(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        chat = readable(messages, shows_calls=self._shows_calls)
+    def _chat(self, messages: Sequence[Message]) -> Chat:
+        return readable(messages, shows_calls=self._template is not None and self._template.shows_calls)
+
+    def _prompt(self, messages: Sequence[Message], tools: Tools, options: Options) -> list[int]:
+        chat = self._chat(messages)
         try:
-            return self._dialogue(tools).prompt("the call", chat)
+            return self._dialogue(tools).prompt("the call", chat, options=options)
         except DataError as error:
             raise CallRefused(str(error), param="messages") from None
 
-    def _suffix(self, messages: Sequence[Message], since: int, tools: Tools, last: int) -> list[int]:
-        chat = readable(messages, shows_calls=self._shows_calls)[since:]
+    def _suffix(
+        self,
+        messages: Sequence[Message],
+        since: int,
+        tools: Tools,
+        turn: Sequence[int],
+        options: Options,
+        stop: Sequence[str],
+    ) -> list[int]:
+        chat = self._chat(messages)[since:]
         try:
-            return self._dialogue(tools).suffix(chat, last)
-        except Exception as error:  # a template may raise anything
-            raise CallRefused(f"the chat template refuses the messages ({error})", param="messages") from None
+            return self._dialogue(tools).suffix(chat, turn, options, stop)
+        except DataError as error:
+            raise CallRefused(str(error), param="messages") from None
 
-    def _message(self, tokens: Sequence[int], tools: Tools, name: str) -> Message:
-        read = self._dialogue(tools).read(tokens)
-        if not (tools and read.calls):
-            return Message("assistant", read.text)
-        text = read.text if self._parser == "hermes" else self._tokenizer.decode(list(tokens))
+    def _message(
+        self, tokens: Sequence[int], tools: Tools, name: str, before: Sequence[int], stop: Sequence[str]
+    ) -> Message:
+        dialogue = self._dialogue(tools)
+        read = dialogue.read(tokens, before) if tools else Read(dialogue.text(tokens))
+        if not read.calls:
+            return Message("assistant", _until(read.text, stop))
         calls = [
             ToolCall(f"{name[:8]}{place}", call.name, json.dumps(call.arguments, ensure_ascii=False))
             for place, call in enumerate(read.calls)
         ]
-        return Message("assistant", spoken(self._parser, self._tokenizer, tools, text).strip(), tuple(calls))
+        return Message("assistant", dialogue.spoken(_until(read.content, stop)), tuple(calls))
 
-    def _renders_calls(self) -> bool:
-        call = ToolCall("call_0", PROBE, "{}")
-        chat = [Message("user", "?"), Message("assistant", "", (call,)), Message("tool", "!", answers="call_0")]
-        try:
-            text = self._tokenizer.apply_chat_template(readable(chat, shows_calls=True), tokenize=False)
-        except Exception:  # a template may raise anything
-            return False
-        return PROBE in text
+
+def _until(text: str, stop: Sequence[str]) -> str:
+    return text[: min((place for string in stop if (place := text.find(string)) >= 0), default=None)]
 
 
 def load_speech(config: Config) -> Speech:
     """Blocking: reads the model's tokenizer. Raises `ConfigError`."""
-    tokenizer = vocabulary = None
-    if config.rollout.engine != "trace":
+    template, vocabulary = load_template(config), None
+    if template is not None:
         from rhymed.inputs.models import resolve_model
-        from rhymed.inputs.render import load_tokenizer
-        from rhymed.inputs.tokenizer import read_vocabulary
 
-        folder = resolve_model(config)
-        tokenizer = load_tokenizer(config.model, folder)
-        vocabulary = read_vocabulary(folder / "tokenizer.json").size
-    speech = Speech(tokenizer, config.environment.parser, vocabulary)
+        vocabulary = read_vocabulary(resolve_model(config) / "tokenizer.json").size
+    speech = Speech(template, config.environment.parser, vocabulary)
     speech._dialogue([])  # so that a model without a chat template, or a wrong parser, is an error at once
     return speech

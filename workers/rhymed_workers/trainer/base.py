@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rhymed.config import Config
+from rhymed.core.config import Config
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.samples import Progress
-from rhymed_workers.trainer.saving.checkpoints import Finish
+from rhymed_workers.trainer.saving import Finish
 
 if TYPE_CHECKING:
-    from rhymed_workers.trainer.gang.gang import Gang
-    from rhymed_workers.trainer.tokenstats.step import StepStats
+    from rhymed_workers.trainer.distributed.leader import Leader
+    from rhymed_workers.trainer.stepstats import StepStats
 
 
 class Learner(Protocol):
@@ -58,16 +58,16 @@ class Learner(Protocol):
         and is called in any case. `copy`: the next steps may be trained before it has returned."""
 
 
-def restore(config: Config, folder: Path | None, gang: Gang | None = None) -> Learner:
-    """The learner that the configuration names, from a checkpoint's folder or from the beginning. `gang`: if several
-    ranks train.
+def restore(config: Config, folder: Path | None, leader: Leader | None = None) -> Learner:
+    """The learner that the configuration names, from a checkpoint's folder or from the beginning. `leader`: of
+    several ranks.
 
     Torch is imported only if needed: it takes seconds.
     """
-    if gang is not None:
-        from rhymed_workers.trainer.gang.learner import GangLearner
+    if leader is not None:
+        from rhymed_workers.trainer.distributed.leader import DistributedLearner
 
-        return GangLearner.restore(config, folder, gang)
+        return DistributedLearner.restore(config, folder, leader)
     if config.trainer.engine == "trace":
         from rhymed_workers.trainer.trace import TraceLearner
 

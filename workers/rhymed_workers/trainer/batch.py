@@ -6,7 +6,7 @@ in no micro-batch; it still counts in the loss's mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -15,17 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rhymed.algorithms import Recipe
-from rhymed.algorithms.recipe import Aggregation
-from rhymed.config import Trainer
+from rhymed.core.algorithms import Recipe
+from rhymed.core.algorithms.recipe import Aggregation
+from rhymed.core.config import Trainer
 from rhymed_store.client import StoredSample
-from rhymed_workers.trainer.algorithms.advantages import advantages, overlong_penalty, sample_sums
-from rhymed_workers.trainer.algorithms.aggregation import token_weights
-from rhymed_workers.trainer.algorithms.kl import kl
+from rhymed_workers.trainer import critic
+from rhymed_workers.trainer.algorithms.advantages import Objectives, advantages, overlong_penalty
+from rhymed_workers.trainer.algorithms.gae import sample_sums
+from rhymed_workers.trainer.algorithms.losses import kl, token_weights
 from rhymed_workers.trainer.algorithms.tokens import Tokens
-from rhymed_workers.trainer.critic import targets as critic
+from rhymed_workers.trainer.policy.grades import Grade
 from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches
-from rhymed_workers.trainer.turns import learned, longest_response, sequences_of
+from rhymed_workers.trainer.turns import learned, longest_response, sequences_of, token_rewards
 
 LogProbs = Callable[[Sequence[MicroBatch], int], Tensor]
 """(micro-batches, response tokens of the step) -> (N,) log-probs; NaN for tokens in no micro-batch."""
@@ -45,6 +46,7 @@ class Batch:
     sample_N: Tensor  # number of the token's sample
     advantages_N: Tensor
     weights_N: Tensor  # of the aggregation, times those of the rewards
+    means_N: Tensor  # of a mean over the tokens of each optimizer step
     engine_N: Tensor
     old_N: Tensor | None  # the trainer's before the first update; None: there is only one update
     reference_N: Tensor | None
@@ -100,25 +102,41 @@ def assemble(
     reference: LogProbs | None = None,
     values: Values | None = None,
     dense: bool = False,
+    scorers: Mapping[str, float] = {},
+    grade: Grade = Grade.PACKED,
 ) -> Batch:
-    """`longest`: limit of response tokens. A KL term needs `reference`, a critic `values`. `dense`: train all."""
+    """`longest`: limit of response tokens. A KL term needs `reference`, a critic `values`. `dense`: train all.
+    `scorers`: label -> weight. `grade`: the policy's."""
     recipe, sequences = config.recipe, sequences_of(samples)
     lengths_B = torch.tensor([sample.info.learned for sample in samples])
     kept_B = kept(samples, recipe)
     parts = np.array_split(np.arange(len(samples)), min(config.minibatches, len(samples)))
-    updates_of = partial(_updates, sequences, parts, config.micro_tokens)
+    updates_of = partial(_updates, sequences, parts, config.micro_tokens, grade)
     total = int(lengths_B.sum())
     every = _flat(updates_of(kept_B)) if recipe.old_first or recipe.critic else []
     old_N, kl_N = _kl_first(policy, reference, every, total, recipe)
     rewards_B, penalty = _rewards(samples, recipe, longest)
     own_N, loss_weight = loss_weights(samples)
+    placed = token_rewards(samples)
+    earned_N = None if placed is None else torch.from_numpy(placed)
+    means_N = _weights(lengths_B, kept_B, parts, "token-mean", longest)
     targets = None
     if values is None:
-        advantages_N = advantages(rewards_B, _groups(samples), lengths_B, recipe, kept_B=kept_B, kl_N=kl_N)
+        advantages_N = advantages(
+            rewards_B,
+            _groups(samples),
+            lengths_B,
+            recipe,
+            kept_B=kept_B,
+            kl_N=kl_N,
+            earned_N=earned_N,
+            objectives=_objectives(samples, rewards_B, scorers) if recipe.advantage == "decoupled" else None,
+        )
     else:
-        means_N = _weights(lengths_B, kept_B, parts, "token-mean", longest)
         values_N = values(every, total)
-        advantages_N, targets = critic.advantages(values_N, means_N, rewards_B, lengths_B, recipe, own_N, kl_N)
+        advantages_N, targets = critic.advantages(
+            values_N, means_N, rewards_B, lengths_B, recipe, own_N, kl_N, earned_N
+        )
     signal_B = dense | recipe.dense | _any(advantages_N != 0, lengths_B)
     whole = recipe.whole_sequences(updates=len(parts))
     updates = updates_of(kept_B & signal_B & _any(own_N > 0, lengths_B), whole=whole)
@@ -130,6 +148,7 @@ def assemble(
         torch.arange(len(samples)).repeat_interleave(lengths_B),
         advantages_N,
         _weights(lengths_B, kept_B, parts, recipe.aggregation, longest) * own_N,
+        means_N,
         engine_logprobs(samples),
         old_N,
         _reference_in_loss(reference, updates, total, recipe),
@@ -148,7 +167,8 @@ def _kl_first(
         return None, None
     assert reference is not None, "a KL term needs the reference model"
     old_N = policy(batches, total)
-    return old_N, kl(old_N, reference(batches, total), recipe.kl_estimator).nan_to_num(nan=0.0)
+    kl_N = kl(old_N, reference(batches, total), recipe.kl_estimator)
+    return old_N, kl_N.where(~kl_N.isnan(), 0.0)  # of tokens in no micro-batch
 
 
 def _reference_in_loss(
@@ -178,12 +198,18 @@ def loss_weights(samples: Sequence[StoredSample]) -> tuple[Tensor, float | None]
 
 
 def _updates(
-    sequences: Sequence[Sequences], parts: Sequence[Part], micro_tokens: int, chosen_B: Tensor, *, whole: bool = False
+    sequences: Sequence[Sequences],
+    parts: Sequence[Part],
+    micro_tokens: int,
+    grade: Grade,
+    chosen_B: Tensor,
+    *,
+    whole: bool = False,
 ) -> list[list[MicroBatch]]:
     """The chosen samples of every optimizer step. `whole`: each in one micro-batch."""
     chosen, sample = chosen_B.numpy(), np.array([sequence.sample for sequence in sequences])
     every = [np.flatnonzero(np.isin(sample, part[chosen[part]])) for part in parts]
-    return [micro_batches(sequences, numbers.tolist(), micro_tokens, whole=whole) for numbers in every]
+    return [micro_batches(sequences, numbers.tolist(), micro_tokens, whole=whole, grade=grade) for numbers in every]
 
 
 def _any(found_N: Tensor, lengths_B: Tensor) -> Tensor:
@@ -208,6 +234,18 @@ def _rewards(samples: Sequence[StoredSample], recipe: Recipe, longest: int) -> t
     lengths_B = torch.tensor([longest_response(sample.info) for sample in samples])
     penalty_B = overlong_penalty(lengths_B, recipe, longest)
     return rewards_B + penalty_B, -float(penalty_B.mean())
+
+
+def _objectives(
+    samples: Sequence[StoredSample], rewards_B: Tensor, scorers: Mapping[str, float]
+) -> Objectives | None:
+    """Each scorer's rewards, and the penalties of overlong responses. None: there is one scorer."""
+    if len(scorers) < 2:
+        return None
+    rows = [[sample.parts.get(label, torch.nan) for label in scorers] for sample in samples]
+    lost_B = rewards_B - torch.tensor([sample.info.reward for sample in samples], dtype=torch.float64)
+    parts_BK = torch.cat([torch.tensor(rows, dtype=torch.float64), lost_B[:, None]], 1)
+    return Objectives(parts_BK, torch.tensor([*scorers.values(), 1.0], dtype=torch.float64))
 
 
 def _weights(lengths_B: Tensor, kept_B: Tensor, parts: Sequence[Part], mean: Aggregation, longest: int) -> Tensor:

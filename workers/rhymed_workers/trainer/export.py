@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rhymed import atomic
-from rhymed.errors import CheckpointError, ConfigError
-from rhymed.run.checkpoint import MANIFEST, Checkpoint, at_step, checkpoints_in, newest
-from rhymed_workers.lora.about import SETTINGS, WEIGHTS
-from rhymed_workers.lora.folder import INDEX, digest, weight_files
+from rhymed.core import atomic
+from rhymed.core.errors import CheckpointError, ConfigError
+from rhymed.core.run.checkpoint import MANIFEST, Checkpoint, at_step, best, checkpoints_in, damage, newest
+from rhymed.inputs.models import make_readable
+from rhymed_workers.lora.folder import INDEX, SETTINGS, WEIGHTS, digest, weight_files
 from rhymed_workers.lora.merge import Adapter, shapes
 from rhymed_workers.lora.saved import is_adapter
 
@@ -33,9 +33,16 @@ OURS = {MANIFEST, "trainer.json", "optimizer.state", "optimizer", "critic.state"
 DType = Literal["float32", "bfloat16", "float16"]
 
 
-def chosen(folder: Path, step: int | None) -> Checkpoint:
-    """The intact checkpoint of that step, or the newest intact one. Blocking: verifies its digests. Raises
-    `ConfigError` if there is none."""
+def chosen(folder: Path, step: int | Literal["best"] | None) -> Checkpoint:
+    """The intact checkpoint of that step, the best one, or the newest intact one. Blocking: verifies its digests.
+    Raises `ConfigError` if there is none."""
+    if step == "best":
+        found = best(folder.parent)
+        if found is None:
+            raise ConfigError(f"{folder.parent} has no best checkpoint: trainer.keep_best keeps it, by eval.datasets")
+        if why := damage(found.checkpoint.folder):
+            raise ConfigError(f"{found.checkpoint.folder} is damaged: {why}")
+        return found.checkpoint
     checkpoint = newest(folder) if step is None else at_step(folder, step)
     if checkpoint is None:
         there = ", ".join(str(other.step) for other in checkpoints_in(folder)) or "none"
@@ -60,6 +67,7 @@ def export(checkpoint: Checkpoint, target: Path, dtype: DType, base: Path | None
             if adapter and base:
                 _merge(adapter, base, folder, dtype)
             _rewrite(folder, dtype)
+            make_readable(folder)
             atomic.open_up(folder)
             for file in folder.iterdir():
                 atomic.sync(file)

@@ -8,40 +8,42 @@ weights go.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from rhymed.config import Config, Trainer
-from rhymed.inputs.models import resolve_model
+from rhymed.core.config import Config, Trainer
+from rhymed.inputs.models import make_readable
+from rhymed.inputs.quantised import base_of
 from rhymed_store.client import StoredSample
-from rhymed_workers.trainer.critic.critic import Critic
+from rhymed_workers.trainer.critic import Critic
 from rhymed_workers.trainer.gradients import Gradients
-from rhymed_workers.trainer.optim import optimizer, schedule, state
+from rhymed_workers.trainer.optim import optimizer as optimizers
+from rhymed_workers.trainer.optim import state
 from rhymed_workers.trainer.overlap.groups import GroupGradients
-from rhymed_workers.trainer.policy.backbone import Compute
+from rhymed_workers.trainer.policy.backbone import Compute, free_cached, layers_of
 from rhymed_workers.trainer.policy.lora import restore
 from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.policy.policy import Policy, Scores
-from rhymed_workers.trainer.policy.runtime import free_cached
-from rhymed_workers.trainer.ranks.group import ALONE, Alone
+from rhymed_workers.trainer.ranks import ALONE, Alone
 from rhymed_workers.trainer.samples import Progress, check_staleness, readable, sample_metrics, scored_groups
-from rhymed_workers.trainer.saving.checkpoints import Finish
-from rhymed_workers.trainer.teacher.build import build as build_teacher
+from rhymed_workers.trainer.saving import Finish
+from rhymed_workers.trainer.stepstats import StepStats
 from rhymed_workers.trainer.teacher.distillation import Distillation, Targets
-from rhymed_workers.trainer.tokenstats.step import StepStats
-from rhymed_workers.trainer.tokenstats.sums import Sums
-from rhymed_workers.trainer.tokenstats.take import Taken
+from rhymed_workers.trainer.teacher.distillation import build as build_teacher
+from rhymed_workers.trainer.tokenstats import Sums, Taken
 
 log = logging.getLogger(__name__)
 
 
 class TorchLearner:
     """`source`: folder of the model that training started from, for its tokenizer files. `dtype`: of the published
-    weights. `step_samples`: of a step, about.
+    weights. `step_samples`: of a step, about. `scorers`: label -> weight. `colocated`: engines use the
+    GPU between steps.
     """
 
     reads_logprobs = True
@@ -60,23 +62,26 @@ class TorchLearner:
         dtype: str,
         step_samples: int = 1,
         distillation: Distillation | None = None,
+        scorers: Mapping[str, float] = {},
         ranks: Alone = ALONE,
+        colocated: bool = False,
+        takes_token_stats: bool = False,
     ) -> None:
         self._ranks = ranks
         self._config, self._recipe, self._max_staleness = config, config.recipe, max_staleness
         self._longest_prompt, self._longest = max_prompt_length, max_response_length
         self.policy, self.critic, self._source = policy, critic, source
-        self._gradients = Gradients(config, max_response_length, policy, reference, ranks=ranks)
+        self._gradients = Gradients(config, max_response_length, policy, reference, ranks=ranks, scorers=scorers)
         self._groups = GroupGradients(
             self._gradients, config.recipe, policy, ranks, samples=step_samples, longest=max_response_length
         )
         self.dtype, self._distillation = dtype, distillation
         self.reads_rows = distillation is not None and distillation.reads_rows
         self.steps = 0  # trained so far; also the version of the weights
-        self._optimizer = optimizer.build(config, policy.trained())
+        self._optimizer = optimizers.build(config, policy.trained(), layers=layers_of(policy))
+        self._entropy_before = (0.0, 0.0)  # sum and tokens of the step's earlier updates
         self._run_steps = 0  # of the whole run; 0: unknown
-        self.colocated = False  # engines use this GPU between steps
-        self.takes_token_stats = False
+        self.colocated, self.takes_token_stats = colocated, takes_token_stats
         self.token_stats: StepStats | None = None  # of the last step
 
     @classmethod
@@ -84,7 +89,7 @@ class TorchLearner:
         """From a checkpoint's folder, or without one from the model. Raises `CheckpointError`, `ConfigError`."""
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
-        source = resolve_model(config)
+        source = base_of(config)
         compute = Compute.of(config.trainer, config.model.train_dtype)
         policy, reference = restore(config, source, folder, compute, ranks.mesh)
         learner = cls(
@@ -99,10 +104,11 @@ class TorchLearner:
             dtype=policy.published_dtype or config.model.dtype,
             step_samples=config.rollout.prompts_per_step * config.rollout.group_size,
             distillation=build_teacher(config, policy, compute, ranks),
+            scorers={scorer.label: scorer.weight for scorer in config.reward.all},
             ranks=ranks,
+            colocated=config.schedule.colocate,
+            takes_token_stats=config.store.token_stats_bytes > 0,
         )
-        learner.colocated = config.schedule.colocate
-        learner.takes_token_stats = config.store.token_stats_bytes > 0
         if folder is not None:
             learner.load(folder)
         return learner
@@ -154,7 +160,7 @@ class TorchLearner:
         metrics |= {
             "actor/lr": float(self._optimizer.param_groups[0]["lr"]),
             "actor/groups_unscored": float(unscored),
-            "timing_s/train": seconds,
+            "timing_s/compute": seconds,
             "perf/train_tokens_per_s": sums.computed / (seconds + sums.extra.get("timing_s/overlap", 0.0)),
         }
         if self.colocated:
@@ -164,7 +170,7 @@ class TorchLearner:
     def _update(self, samples: Sequence[StoredSample], progress: Progress) -> Sums:
         taught = self._distillation.ask(samples, progress).to(self.policy.device) if self._distillation else None
         values = self.critic.values if self.critic else None
-        batch = self._gradients.assemble(samples, values, dense=taught is not None)
+        batch, self._entropy_before = self._gradients.assemble(samples, values, dense=taught is not None), (0.0, 0.0)
         taken = Taken(len(batch.sample_N), self.policy.device) if self.takes_token_stats else None
         updates = [self._ranks.share(update) for update in batch.updates]
         sums, total, done = Sums(), sum(map(len, updates)), 0
@@ -186,6 +192,8 @@ class TorchLearner:
                 sums.computed += micro.tokens
             if not frozen:
                 self._optimize(self._ranks.sum([loss.item()])[0], sums)
+                if self._recipe.entropy_bonus:
+                    self._move_bonus(sums)
             if self.critic:
                 self.critic.update()
         progress(total, total)
@@ -204,6 +212,17 @@ class TorchLearner:
         self._optimize(float(sums.loss), sums)
         return sums
 
+    def _move_bonus(self, sums: Sums) -> None:
+        """Updates the coefficient after an optimizer step, whose entropy was added to the sums since the last one, in
+        all ranks."""
+        bonus, before = self._gradients.bonus, self._entropy_before
+        mine = float(sums.entropy) - before[0], float(sums.tokens) - before[1]
+        self._entropy_before = before[0] + mine[0], before[1] + mine[1]
+        entropy, tokens = self._ranks.sum(mine)
+        sums.extra["actor/entropy_coef"] = bonus.coef
+        if tokens:
+            bonus.update(entropy / tokens)
+
     def _follow(self, micro: MicroBatch, taught: Targets | None, *, frozen: bool) -> None:
         if not frozen:
             self._gradients.follow(micro, taught)
@@ -216,7 +235,7 @@ class TorchLearner:
                 parameter.grad = torch.zeros_like(parameter)
         for group in self._optimizer.param_groups:
             group["lr"] = self.lr
-        norm = optimizer.step(self._optimizer, loss, self._config.max_grad_norm, f"step {self.steps + 1}")
+        norm = optimizers.step(self._optimizer, loss, self._config.max_grad_norm, f"step {self.steps + 1}")
         if norm is None:
             sums.skipped += 1
         else:
@@ -225,7 +244,7 @@ class TorchLearner:
     @property
     def lr(self) -> float:
         """Of the next step."""
-        return self._config.lr * schedule.factor(self._config, self.steps, self._run_steps)
+        return self._config.lr * optimizers.lr_factor(self._config, self.steps, self._run_steps)
 
     def _warn_of_mismatch(self, mean: float) -> None:
         if mean > self._config.mismatch_warn and self._ranks.rank == 0:
@@ -240,7 +259,10 @@ class TorchLearner:
     def snapshot(self, folder: Path, *, copy: bool = False) -> Finish:
         """A model's or an adapter's folder with what a resume needs. All ranks call it, and what it returns."""
         writes = [self.policy.snapshot(copy=copy)]
-        writes.append(state.snapshot(self.policy.model, self._optimizer, self.steps, self._ranks, copy=copy))
+        bonus, more = self._gradients.bonus, dict[str, float]()
+        if self._recipe.entropy_target:
+            more = {"entropy_coef": bonus.level} | ({"entropy": bonus.last} if math.isfinite(bonus.last) else {})
+        writes.append(state.snapshot(self.policy.model, self._optimizer, self.steps, self._ranks, more, copy=copy))
         if self.critic:
             writes.append(self.critic.snapshot(self.steps, copy=copy))
 
@@ -249,6 +271,7 @@ class TorchLearner:
                 write(folder)
             if self._source and self._ranks.rank == 0:
                 state.copy_tokenizer(self._source, folder)
+                make_readable(folder)
             return {}
 
         return finish
@@ -258,6 +281,8 @@ class TorchLearner:
 
     def load(self, folder: Path) -> None:
         """All but the policy, which was loaded from the same folder. Raises `CheckpointError`."""
-        self.steps = state.load(folder, self.policy.model, self._optimizer)
+        self.steps, more = state.load(folder, self.policy.model, self._optimizer)
+        bonus = self._gradients.bonus
+        bonus.level, bonus.last = more.get("entropy_coef", bonus.level), more.get("entropy", bonus.last)
         if self.critic:
             self.critic.load(folder, self.steps)

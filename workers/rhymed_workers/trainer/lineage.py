@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rhymed.errors import CheckpointError
-from rhymed.messages import SampleId
+from rhymed.core.errors import CheckpointError
+from rhymed.core.messages import SampleId
 from rhymed_store.client import StoredSample
 
 FILE = "lineage.jsonl"

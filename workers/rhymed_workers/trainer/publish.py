@@ -9,6 +9,7 @@ checkpoints survive a reboot. Knows no engines and no requests (`rhymed_workers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -17,26 +18,28 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from rhymed import atomic
-from rhymed.config import Config
-from rhymed.errors import TrainerError, WireError
-from rhymed.gpus.transport import choose
+from rhymed.core import atomic, private
+from rhymed.core.config import Config
+from rhymed.core.errors import NotOurs, TrainerError, WireError
+from rhymed.placement.gpus import choose
 from rhymed_workers.weights.copies import shared_memory
-from rhymed_workers.weights.mapped import MappedFile, Published
-from rhymed_workers.weights.slices import slicing
+from rhymed_workers.weights.slices import MappedFile, Published, slicing
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from rhymed_workers.weights.shared import Offers
 
     Tensors: TypeAlias = Iterable[tuple[str, Tensor | NDArray[Any]]]
 
@@ -62,25 +65,19 @@ class Source(Protocol):
     def metadata(self) -> dict[str, str]: ...
 
 
-class Offering(Protocol):
-    """A version in memory, next to its file."""
-
-    def offer(self, path: Path, tensors: Sequence[tuple[str, Tensor]], starts: Sequence[int], dtype: str) -> None: ...
-
-    def withdraw(self) -> None: ...
-
-
 class Publisher:
     """Writes versions, for one trainer at a time: files of an earlier trainer in the folder are removed."""
 
-    def __init__(self, folder: Path, dtype: str = "bfloat16", *, offers: Offering | None = None) -> None:
+    def __init__(self, folder: Path, dtype: str = "bfloat16", *, offers: Offers | None = None) -> None:
         """`offers`: give the newest version from memory of the tensors' device, too."""
         self._offers = offers
         self._fallback = folder
         self._dtype = dtype
         self._folder: Path | None = None
+        self._left: Path | None = None  # in shared memory, with versions that are still kept
         self._kept: dict[int, Published] = {}
         self._lock = threading.Lock()  # published by one thread, found by others
+        self._closed = False
         self._lost: int | None = None  # a version that was asked for, whose file another program has changed
 
     def publish(
@@ -95,22 +92,35 @@ class Publisher:
         numpy_only = all(isinstance(tensor, np.ndarray) for _, tensor in named)
         kept = named if numpy_only else unique(named)
         header, starts, size = _header(kept, DTYPES[self._dtype], {**metadata, "version": str(version)})
-        path = self._place(size) / f"version-{version:06d}.safetensors"
-        with atomic.new_file(path) as part, part.open("wb", buffering=0) as file:
-            file.write(header)
-            if numpy_only:
-                _write_arrays(file.fileno(), kept, starts, self._dtype)
-            else:
-                _write(file.fileno(), kept, starts, self._dtype)
+        write = partial(_write_arrays if numpy_only else _write, tensors=kept, starts=starts, dtype=self._dtype)
+        path = self._put(f"version-{version:06d}.safetensors", size, header, write)
         if self._offers is not None and not numpy_only:
             self._offers.offer(path, kept, starts, self._dtype)
         published = Published(version, secrets.token_hex(8), path, size, MappedFile(path, slicing(size)))
         with self._lock:
+            if self._closed:
+                path.unlink(missing_ok=True)
+                raise TrainerError(f"version {version} was not published: the trainer ends")
             self._kept[version] = published
             self._lost = None
             for old in sorted(self._kept)[:-KEEP]:
                 self._kept.pop(old).path.unlink(missing_ok=True)
         return published
+
+    def _put(self, name: str, size: int, header: bytes, write: Callable[[int], None]) -> Path:
+        """In shared memory, or where that is full, in the run's folder from now on. Raises `TrainerError`."""
+        folder = self._place(size)
+        try:
+            return _new_version(folder / name, header, write)
+        except OSError as error:
+            if self._closed:
+                raise TrainerError(f"{name} was not published: the trainer ends") from error
+            if folder == self._fallback:
+                raise TrainerError(f"{folder} cannot take the weights: {error}; free some space") from error
+            log.warning("%s cannot take the weights (%s): publishing to %s", folder, error, self._fallback)
+        private.own(self._fallback)
+        self._left, self._folder = folder, self._fallback
+        return self._put(name, size, header, write)
 
     def find(self, version: int) -> Published:
         """Blocking, if its file must be written again. Raises `TrainerError` if it is not kept."""
@@ -136,11 +146,11 @@ class Publisher:
             if published.file.named:
                 return published
             log.warning("%s was removed from outside of this run: publishing it again", path)
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private.own(path.parent)
             with atomic.new_file(path) as part:
                 published.file.copy_to(part)
             file = MappedFile(path, published.file.slicing)
-        except (OSError, WireError) as error:
+        except (OSError, WireError, NotOurs) as error:
             self._lost = published.version
             raise TrainerError(f"version {published.version} of the weights was lost: {error}") from error
         self._kept[published.version] = again = published._replace(file=file)
@@ -176,26 +186,32 @@ class Publisher:
         """Remove all versions. A process that has one open can still read it."""
         self.withdraw()
         with self._lock:
+            self._closed = True
             self._kept.clear()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        for folder in (self._folder, self._left):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _place(self, size: int) -> Path:
-        if self._folder is None:
-            self._folder = self._choose(size)
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)  # removed from outside, perhaps
+        with contextlib.suppress(NotOurs):
+            if self._folder is not None:
+                private.own(self._folder)  # removed from outside, perhaps
+                return self._folder
+        self._folder = self._choose(size)
         return self._folder
 
     def _choose(self, size: int) -> Path:
-        name = hashlib.blake2b(bytes(self._fallback.resolve()), digest_size=6).hexdigest()
+        """A new folder. In shared memory its name cannot be guessed: other users may make folders there, too."""
         memory = shared_memory()
-        shared = memory / f"rhymed-{name}"
-        shutil.rmtree(shared, ignore_errors=True)
+        shared = memory / f"rhymed-{hashlib.blake2b(bytes(self._fallback.resolve()), digest_size=6).hexdigest()}"
+        for left in (self._fallback, shared, *memory.glob(f"{shared.name}-*")):  # left by a killed trainer
+            if not private.trouble(left):
+                shutil.rmtree(left, ignore_errors=True)
         needed = (KEEP + 1) * size
-        if not memory.is_dir() or not os.access(memory, os.W_OK):
-            return self._fallback
-        if shutil.disk_usage(memory).free < needed:
+        usable = memory.is_dir() and os.access(memory, os.W_OK)
+        if usable and shutil.disk_usage(memory).free >= needed:
+            return private.new_folder(shared)
+        if usable:
             log.warning(
                 "%s has less than the %.1f GiB that %d versions need: publishing to %s, which is slower",
                 memory,
@@ -203,25 +219,20 @@ class Publisher:
                 KEEP + 1,
                 self._fallback,
             )
-            return self._fallback
-        return shared
+        private.own(self._fallback)
+        return self._fallback
 
 
 def publisher_for(config: Config, folder: Path, dtype: str) -> Publisher:
     return Publisher(folder, dtype, offers=_offers(config))
 
 
-def _offers(config: Config) -> Offering | None:
-    transport = choose(config).transport
-    if transport == "ipc":
-        from rhymed_workers.weights.shared.offer import Offers
+def _offers(config: Config) -> Offers | None:
+    if choose(config).transport != "ipc":
+        return None
+    from rhymed_workers.weights.shared import Offers
 
-        return Offers()
-    if transport == "broadcast":
-        from rhymed_workers.weights.broadcast.sender import Broadcasts
-
-        return Broadcasts(config.rollout.workers * config.rollout.engine_gpus)
-    return None
+    return Offers()
 
 
 def unique(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -251,9 +262,16 @@ def _header(tensors: list[tuple[str, Any]], dtype: str, metadata: dict[str, str]
     return len(text).to_bytes(8, "little") + text, [start + offset for offset in offsets], start + end
 
 
-def _write_arrays(descriptor: int, arrays: list[tuple[str, Any]], starts: list[int], dtype: str) -> None:
+def _new_version(path: Path, header: bytes, write: Callable[[int], None]) -> Path:
+    with atomic.new_file(path) as part, part.open("wb", buffering=0) as file:
+        file.write(header)
+        write(file.fileno())
+    return path
+
+
+def _write_arrays(descriptor: int, tensors: list[tuple[str, Any]], starts: list[int], dtype: str) -> None:
     """Without torch. The arrays are small."""
-    for (name, array), start in zip(arrays, starts, strict=True):
+    for (name, array), start in zip(tensors, starts, strict=True):
         if array.dtype != dtype:
             raise TrainerError(f"{name} is {array.dtype}, and {dtype} is published")
         _put(descriptor, memoryview(array.tobytes()), start)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rhymed.errors import StalenessBroken
+from rhymed.core.errors import StalenessBroken
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.turns import problem, row_lengths, turn_metrics
 
@@ -111,10 +111,8 @@ def groups_of(samples: Sequence[StoredSample]) -> dict[str, list[StoredSample]]:
 
 def flat_groups(samples: Sequence[StoredSample]) -> float:
     """Share of the groups whose rewards are all equal: they have no gradient."""
-    groups: dict[str, set[float | None]] = {}
-    for sample in samples:
-        groups.setdefault(sample.info.id.prompt, set()).add(sample.info.reward)
-    return sum(len(rewards) == 1 for rewards in groups.values()) / max(1, len(groups))
+    groups = groups_of(samples).values()
+    return sum(len({sample.info.reward for sample in group}) == 1 for group in groups) / max(1, len(groups))
 
 
 def sample_metrics(step: int, samples: Sequence[StoredSample], chosen: Sequence[StoredSample]) -> dict[str, float]:

@@ -9,154 +9,255 @@ learner learns; `lineage` records what every step was trained on and is part of 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import dataclasses
 import logging
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.errors import MalformedMessage, RhymedError, TrainerError
-from rhymed.run.layout import RunLayout
-from rhymed.service import stall
-from rhymed.service.activities import stats_of
-from rhymed.service.logline import cause
-from rhymed.service.service import Service
-from rhymed.service.stopwatch import Stopwatch
-from rhymed.text import trained_line
-from rhymed.wire.sockets import DONE, Client
-from rhymed_store.client import StoredSample
-from rhymed_store.shards.client import connect
-from rhymed_workers.membership import member
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.errors import LearnerUnstartable, RhymedError, TrainerError
+from rhymed.core.messages import BeginGroups, SampleId
+from rhymed.core.printable import line
+from rhymed.core.run import checkpoint
+from rhymed.core.run.layout import RunLayout, ids_of
+from rhymed.core.service import stopwatch
+from rhymed.core.service.logfile import cause
+from rhymed.core.service.stopwatch import Stopwatch, stats_of
+from rhymed.core.tasks import watched
+from rhymed.core.text import trained_line
+from rhymed.inputs.rows import Row
+from rhymed_store.client import StoreClient, StoredSample
 from rhymed_workers.trainer.base import Learner, restore
-from rhymed_workers.trainer.intake.early import Early
-from rhymed_workers.trainer.intake.fetch import Fetch, Fetched
 from rhymed_workers.trainer.lineage import Lineage
-from rhymed_workers.trainer.publish import publisher_for
-from rhymed_workers.trainer.samples import Progress
-from rhymed_workers.trainer.saving.checkpoints import Checkpoints, Finish
-from rhymed_workers.trainer.saving.writer import only_writer
-from rhymed_workers.trainer.tokenstats.keep import Keeper
+from rhymed_workers.trainer.publish import Publisher, publisher_for
+from rhymed_workers.trainer.samples import Progress, groups_of
+from rhymed_workers.trainer.saving import Checkpoints, Finish, only_writer
+from rhymed_workers.trainer.stepstats import Keeper
 from rhymed_workers.weights.server import WeightsServer
+from rhymed_workers.worker import Work, Worker
 
 if TYPE_CHECKING:
-    from rhymed_workers.trainer.gang.gang import Gang
+    from rhymed_workers.trainer.distributed.leader import Leader
+
+
+# Samples of a step from the store, in parts, with all that the learner reads of them.
+#
+# `Fetch` reads a whole step, and `Early` its first complete groups.
 
 log = logging.getLogger(__name__)
+
+FETCH_S = 30.0  # for the samples of one request
+FETCHED = 256  # samples in one request, so that a step of any size can be read in time
+
+
+class Fetched(NamedTuple):
+    samples: list[StoredSample]
+    left_out: int
+    seconds: float
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {"timing_s/fetch": self.seconds, "actor/left_out": float(self.left_out)}
+
+
+class Fetch:
+    def __init__(self, store: StoreClient, learner: Learner, seconds: Stopwatch) -> None:
+        self._store, self._learner, self._seconds = store, learner, seconds
+
+    async def samples(
+        self, step: int, ids: Sequence[SampleId], progress: Progress = lambda done, total: None
+    ) -> Fetched:
+        """Those that the learner may train on in this step. Raises what the store's client raises."""
+        started = time.perf_counter()
+        with_logprobs, samples = self._learner.reads_logprobs, list[StoredSample]()
+        for start in range(0, len(ids), FETCHED):
+            progress(start, len(ids))
+            part = ids[start : start + FETCHED]
+            with self._seconds.during("load"):
+                samples += await self._store.get_samples(
+                    part, logprobs=with_logprobs, prompt_tokens=with_logprobs, deadline_s=FETCH_S
+                )
+        samples = self._learner.allowed(step, samples)
+        left_out = len(ids) - len(samples)
+        samples = await self._with_rows(samples) if self._learner.reads_rows else samples
+        return Fetched(samples, left_out, time.perf_counter() - started)
+
+    async def _with_rows(self, samples: list[StoredSample]) -> list[StoredSample]:
+        prompts, rows = list(dict.fromkeys(sample.info.id.prompt for sample in samples)), dict[str, Row]()
+        for start in range(0, len(prompts), FETCHED):
+            part = prompts[start : start + FETCHED]
+            with self._seconds.during("load"):
+                rows |= zip(part, await self._store.get_prompts(part, deadline_s=FETCH_S), strict=True)
+        return [dataclasses.replace(sample, row=rows[sample.info.id.prompt]) for sample in samples]
+
+
+# Groups of the next step on their way to the learner, one by one, until the whole step comes.
+#
+# Without torch: the trainer's service imports it.
+
+
+class Early:
+    def __init__(
+        self,
+        fetch: Fetch,
+        turn: asyncio.Lock,
+        wanted: Callable[[int], bool],
+        compute: Callable[[int, list[StoredSample]], Awaitable[None]],
+    ) -> None:
+        """`turn`: is held while a group is computed. `wanted`: whether this step is the next one and not here yet."""
+        self._fetch, self._turn, self._wanted, self._compute = fetch, turn, wanted, compute
+
+    async def take(self, order: BeginGroups) -> None:
+        """Groups that cannot be read are left to the step. Raises what `compute` raises."""
+        if not self._wanted(order.step):
+            return
+        try:
+            fetched = await self._fetch.samples(order.step, order.samples)
+        except RhymedError as error:
+            log.info("groups of step %d are not computed before the others: %s", order.step + 1, error)
+            return
+        for group in groups_of(fetched.samples).values():
+            async with self._turn:
+                if self._wanted(order.step):
+                    await self._compute(order.step, group)
+
 
 Result = TypeVar("Result")
 
 LAST_REPORTS_S = 10.0  # for reports that are not acknowledged when the run is over
 
 
-class TrainerService(Service):
-    def __init__(self, config: Config, layout: RunLayout, name: str = "") -> None:
-        super().__init__(name or f"trainer@{socket.gethostname()}:{os.getpid()}")
-        self._config, self._layout = config, layout
+class LearnerThread:
+    """All of the learner's work, in order. `seconds`: where the time goes."""
+
+    def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "learner")
-        self._phase = "start"
-        self._seconds = Stopwatch("wait")
+        self.seconds = Stopwatch("wait")
+
+    async def run(self, work: Callable[[], Result], activity: str) -> Result:
+        """The time on the thread counts as this activity."""
+
+        def timed() -> Result:
+            with self.seconds.during(activity):
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class TrainerService(Worker):
+    role, accepts, retry_on = "trainer", messages.ToTrainer, RhymedError
+
+    def __init__(self, config: Config, layout: RunLayout, name: str = "") -> None:
+        super().__init__(config, layout, name or f"trainer@{socket.gethostname()}:{os.getpid()}")
+        self._thread = LearnerThread()
         self._life = secrets.token_hex(8)  # distinguishes our reports and weights from those of an earlier process
+
+    async def open(self) -> None:
+        self.closing.enter_context(only_writer(self.layout.folder))
+        leader = self._start_ranks()
+        learner, lineage, saved = await self._thread.run(lambda: self._load(leader), "load")
+        publisher = publisher_for(self.config, self.layout.folder / "weights", learner.dtype)
+        self.closing.callback(publisher.close)
+        published = await self._thread.run(lambda: publisher.publish_from(learner), "publish")
+        self.spawn(publisher.replace_lost(learner, self._thread.run))
+        keys, address = self.layout.keys("trainer"), self.layout.weights
+        weights = WeightsServer(self.layout.listens(address), publisher, keys=keys)
+        self.closing.callback(weights.close)
+        announced = address if self.layout.bind else weights.address
+        begun = {"version": published.version, "saved": saved}
+        training = Training(self, self._thread, self._life, learner, lineage, publisher, announced, **begun)
+        self.closing.callback(training.checkpoints.close)
+        self.begin(training)
+        stall_s = self.config.trainer.stall_s
+        why = f"no progress for {stall_s:g} s (trainer.stall_s): it begins again at the newest checkpoint"
+        self.spawn(stopwatch.watch_progress(training.progress, stall_s, TrainerError(why)))
+
+    async def close(self) -> None:
+        self._thread.close()
+        await super().close()
+
+    def _start_ranks(self) -> Leader | None:
+        """The other ranks, if there are any. One that dies ends this process."""
+        if self.config.trainer.world == 1:
+            return None
+        from rhymed_workers.trainer.distributed.leader import Leader
+
+        leader = Leader(self.config, self._life)
+        self.closing.callback(leader.close)
+        self.spawn(leader.watch())
+        return leader
+
+    def _load(self, leader: Leader | None) -> tuple[Learner, Lineage, int]:
+        """From the newest intact checkpoint, or from the beginning if there is none; and the steps in it."""
+        newest = checkpoint.resume(self.layout.checkpoints, ids_of(self.layout.folder))
+        try:
+            learner = restore(self.config, newest.folder if newest else None, leader)
+        except (RuntimeError, AssertionError) as error:  # torch's, of a device that it cannot use
+            raise LearnerUnstartable(f"the model cannot be loaded for training: {line(str(error))}") from error
+        lineage = Lineage.load(newest.folder, learner.steps) if newest else Lineage()
+        log.info("%s, %d steps trained, from %s", learner, learner.steps, newest or "the beginning")
+        return learner, lineage, newest.step if newest else 0
+
+
+class Training(Work):
+    def __init__(
+        self,
+        worker: Worker,
+        thread: LearnerThread,
+        life: str,
+        learner: Learner,
+        lineage: Lineage,
+        publisher: Publisher,
+        announced: str,
+        *,
+        version: int,
+        saved: int,
+    ) -> None:
+        """`announced`: the address of the weights. `version`: published. `saved`: steps in the newest checkpoint."""
+        super().__init__(worker)
+        self._thread, self._life, self._announced = thread, life, announced
+        self._learner, self._lineage, self._publisher = learner, lineage, publisher
+        self._phase = "idle"
         self._step: asyncio.Task[Fetched] | None = None  # being fetched, or fetched and being trained
         self._turn = asyncio.Lock()  # of a step, a group, or a checkpoint until it is copied
         self._idle = asyncio.Event()
         self._idle.set()
         self._run_steps = 0  # of the whole run, by the broker's last order; 0: unknown
-        self._version = 0  # published; the learner's own count is ahead while a step is being published
+        self._version = version  # published; the learner's own count is ahead while a step is being published
         self._last: messages.Trained | None = None
         self._reports: set[asyncio.Task[None]] = set()
-        self._checkpoints = Checkpoints(layout, config.trainer.keep_checkpoints, self._report_checkpoints)
         self._over = False  # the broker has ended the run
-        self._closing = contextlib.AsyncExitStack()
-
-    async def open(self) -> None:
-        self._closing.enter_context(only_writer(self._layout.folder))
-        self._gang = self._start_gang()
-        self._learner, self._lineage = await self._on_thread(self._load, "load")
-        self._publisher = publisher_for(self._config, self._layout.folder / "weights", self._learner.dtype)
-        self._closing.callback(self._publisher.close)
-        await self._publish()
-        self.spawn(self._publisher.replace_lost(self._learner, self._on_thread))
-        keys, address = self._layout.keys("trainer"), self._layout.weights
-        self._weights = WeightsServer(self._layout.listens(address), self._publisher, keys=keys)
-        self._announced = address if self._layout.bind else self._weights.address
-        self._closing.callback(self._weights.close)
-        self._store = connect(self._layout, self.name, keys)
-        self._closing.callback(self._store.close)
-        self._fetch = Fetch(self._store, self._learner, self._seconds)
+        keep = self.config.trainer.keep_checkpoints
+        self.checkpoints = Checkpoints(worker.layout, keep, self._report_checkpoints, self._may_be_best, newest=saved)
+        self._fetch = Fetch(self.store, learner, thread.seconds)
         self._early = Early(self._fetch, self._turn, self._waits_for, self._begin)
-        self._keeper = Keeper(self._store, lambda work: self.spawn(work, vital=False))
-        keys = keys.to("broker")
-        link = Client(
-            self._layout.broker, self.name, peer="broker", accepts=messages.ToTrainer, handler=self._handle, keys=keys
-        )
-        self._closing.callback(link.close)
-        self._phase = "idle"
-        self._membership = member(link, self._join, self._heartbeat, self._config, "trainer", RhymedError)
-        self._closing.push_async_callback(self._membership.leave, self.name)
-        self.spawn(self._membership.run())
-        stall_s = self._config.trainer.stall_s
-        why = f"no progress for {stall_s:g} s (trainer.stall_s): it begins again at the newest checkpoint"
-        self.spawn(stall.watch(self._progress, stall_s, TrainerError(why)))
+        self._keeper = Keeper(self.store, lambda work: self.spawn(work, vital=False))
 
-    async def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._checkpoints.close()
-        await self._closing.aclose()
-
-    def _start_gang(self) -> Gang | None:
-        """The other ranks, if there are any. One that dies ends this process."""
-        if self._config.trainer.world == 1:
-            return None
-        from rhymed_workers.trainer.gang.gang import Gang
-
-        gang = Gang(self._config, self._life)
-        self._closing.callback(gang.close)
-        self.spawn(gang.watch())
-        return gang
-
-    def _load(self) -> tuple[Learner, Lineage]:
-        """From the newest intact checkpoint, or from the beginning if there is no checkpoint."""
-        newest = self._checkpoints.resume()
-        learner = restore(self._config, newest.folder if newest else None, self._gang)
-        lineage = Lineage.load(newest.folder, learner.steps) if newest else Lineage()
-        log.info("%s, %d steps trained, from %s", learner, learner.steps, newest or "the beginning")
-        return learner, lineage
-
-    def _progress(self) -> object:
+    def progress(self) -> object:
         """Changes with every micro-batch and with what is written of a checkpoint; None if there is nothing to do."""
-        idle, written = self._idle.is_set() and not self._turn.locked(), self._checkpoints.progress
+        idle, written = self._idle.is_set() and not self._turn.locked(), self.checkpoints.progress
         return None if idle and written is None else (self._version, self._phase, written)
 
-    async def _on_thread(self, work: Callable[[], Result], activity: str) -> Result:
-        """Run on the learner's thread; the time there counts as this activity."""
+    def introduce(self) -> dict[str, Any]:
+        return {
+            "version": self._version,
+            "weights": self._announced,
+            "life": self._life,
+            "training": self._training(),
+        }
 
-        def timed() -> Result:
-            with self._seconds.during(activity):
-                return work()
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
-
-    def _join(self) -> messages.Join:
-        return messages.Join(
-            role="trainer",
-            worker=self.name,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            version=self._version,
-            weights=self._announced,
-            life=self._life,
-            training=self._training(),
-        )
-
-    def _heartbeat(self) -> messages.Heartbeat:
-        stats = stats_of("trainer", self._seconds.read())
+    def heartbeat(self) -> messages.Heartbeat:
+        stats = stats_of("trainer", self._thread.seconds.read())
         return messages.Heartbeat(
             worker=self.name, version=self._version, phase=self._phase, stats=stats, training=self._training()
         )
@@ -167,23 +268,17 @@ class TrainerService(Service):
 
     def _report(self, message: messages.Message) -> None:
         """In the background, until the broker has acknowledged it."""
-        report = self.spawn(self._membership.report(message, f"reporting {type(message).__name__}"))
+        report = self.spawn(self.membership.report(message, f"reporting {type(message).__name__}"))
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)
 
-    async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
-        match message:
-            case messages.BeginGroups():
-                self.spawn(self._early.take(message))
-            case messages.TrainStep():
-                await self._take(message)
-            case messages.Finish():
-                self.spawn(self._finish(message.reason))
-            case _:
-                raise MalformedMessage(f"the trainer does not take {type(message).__name__}")
-        return DONE
+    async def take(self, message: messages.BeginGroups | messages.TrainStep) -> None:
+        if isinstance(message, messages.BeginGroups):
+            self.spawn(self._early.take(message))
+        else:
+            await self._take_step(message)
 
-    async def _take(self, order: messages.TrainStep) -> None:
+    async def _take_step(self, order: messages.TrainStep) -> None:
         """Returns when the step's samples are fetched and valid, or the step is trained already. Raises otherwise."""
         steps = self._version
         if order.step < steps:
@@ -196,7 +291,7 @@ class TrainerService(Service):
             self._run_steps = order.steps
             self._idle.clear()
             whole = self._fetch.samples(order.step, order.samples, self._stage("fetch", ends=False))
-            self._step = asyncio.get_running_loop().create_task(whole)
+            self._step = watched(whole, self._not_fetched)
             self._step.add_done_callback(self._fetched)
         await asyncio.shield(self._step)
 
@@ -208,24 +303,26 @@ class TrainerService(Service):
             self._publisher.withdraw()  # the memory is for training now
             self._learner.begin(step, group, self._stage("overlap"))
 
-        await self._on_thread(begin, "train")
+        await self._thread.run(begin, "train")
         self._phase = "idle" if self._step is None else self._phase
 
     def _stage(self, name: str, *, ends: bool = True) -> Progress:
         """Shows a part of a step as the phase. `ends`: raises when the process stops."""
 
         def progress(done: int, total: int) -> None:
-            if self.stopping and ends:
+            if self.worker.stopping and ends:
                 raise TrainerError("stopped in the middle of a step, which will be trained again")
             self._phase = f"{name} {done}/{total}"
 
         return progress
 
+    def _not_fetched(self, _: BaseException) -> None:
+        """The caller that ordered the step gets the error."""
+        self._step, self._phase = None, "idle"
+        self._idle.set()
+
     def _fetched(self, task: asyncio.Task[Fetched]) -> None:
-        if task.cancelled() or task.exception():
-            self._step, self._phase = None, "idle"
-            self._idle.set()
-        elif not self.stopping:
+        if not (self.worker.stopping or task.cancelled() or task.exception()):
             self.spawn(self._train(task.result()))
 
     async def _train(self, fetched: Fetched) -> None:
@@ -238,7 +335,7 @@ class TrainerService(Service):
         step = self._version
         async with self._turn:
             self._phase = "train"
-            metrics = await self._on_thread(train, "train")
+            metrics = await self._thread.run(train, "train")
             self._phase = "publish"
             metrics |= fetched.metrics | {"timing_s/publish": await self._publish()}
         self._last = messages.Trained(worker=self.name, step=step, metrics=metrics, life=self._life)
@@ -247,33 +344,38 @@ class TrainerService(Service):
         log.info("step %d trained: %s", step + 1, trained_line(metrics), extra=more)
         self._report(self._last)
         self._keeper.keep(step, self._learner.token_stats)
-        if self._version % self._config.trainer.checkpoint_every == 0:
+        if self._version % self.config.trainer.checkpoint_every == 0 or self._may_be_best(self._version):
             await self._save()
         if self._step is None:
             self._phase = "idle"
             self._idle.set()
 
+    def _may_be_best(self, version: int) -> bool:
+        """Whether the version is evaluated and the best checkpoint is kept."""
+        due = version == self._run_steps or version % max(1, self.config.eval.every) == 0
+        return self.config.trainer.keep_best and due
+
     async def _publish(self) -> float:
         """Returns the seconds that it took."""
         started = time.perf_counter()
-        published = await self._on_thread(lambda: self._publisher.publish_from(self._learner), "publish")
+        published = await self._thread.run(lambda: self._publisher.publish_from(self._learner), "publish")
         self._version = published.version
         return time.perf_counter() - started
 
     async def _save(self) -> None:
         """Write a checkpoint and report it. The next step waits only for a copy, see `trainer.async_checkpoints`."""
-        started, copy = time.perf_counter(), self._config.trainer.async_checkpoints
+        started, copy = time.perf_counter(), self.config.trainer.async_checkpoints
 
         def take(folder: Path) -> Finish:
             return self._lineage.before(self._learner.snapshot(folder, copy=copy), folder)
 
         async with self._turn:
             steps, self._phase = self._learner.steps, "checkpoint"
-            await self._checkpoints.free()
-            write = await self._on_thread(lambda: self._checkpoints.begin(steps, take), "checkpoint")
-            writing = self._checkpoints.finish(steps, write, time.perf_counter() - started)
+            await self.checkpoints.free()
+            write = await self.checkpoints.begin(steps, take, self._thread.run)
+            writing = self.checkpoints.finish(steps, write, time.perf_counter() - started)
             if not copy:
-                with self._seconds.during("checkpoint"):
+                with self._thread.seconds.during("checkpoint"):
                     await writing
                 return
         self.spawn(writing)
@@ -281,18 +383,19 @@ class TrainerService(Service):
     def _report_checkpoints(self, oldest: int, newest: int) -> None:
         self._report(messages.Checkpointed(worker=self.name, step=oldest, newest=newest, life=self._life))
 
-    async def _finish(self, reason: str) -> None:
-        if self._over:
-            return
-        self._over = True
-        log.info("the run is over: %s", reason)
+    def finish(self) -> None:
+        if not self._over:
+            self._over = True
+            self.spawn(self._finish())
+
+    async def _finish(self) -> None:
         await self._idle.wait()
-        await self._checkpoints.written()
-        if self._checkpoints.newest != self._version:
+        await self.checkpoints.written()
+        if self.checkpoints.newest != self._version:
             await self._save()
-            await self._checkpoints.written()
-        await self._checkpoints.report()  # again: a broker may have restarted
+            await self.checkpoints.written()
+        await self.checkpoints.report()  # again: a broker may have restarted
         if self._reports:
             await asyncio.wait(self._reports, timeout=LAST_REPORTS_S)
         await self._keeper.written(LAST_REPORTS_S)
-        self.stop()
+        self.worker.stop()

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.config import Schedule, Trace
-from rhymed.errors import CheckpointError
-from rhymed.messages import SampleId
+from rhymed.core.config import Schedule, Trace
+from rhymed.core.errors import CheckpointError
+from rhymed.core.messages import SampleId
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.lineage import sample_bytes
 from rhymed_workers.trainer.samples import Progress, check_staleness, sample_metrics, scored_groups, within_staleness
-from rhymed_workers.trainer.saving.checkpoints import Finish
+from rhymed_workers.trainer.saving import Finish
 
 SIZE = 1024
 MOMENTUM = np.float32(0.9)
@@ -95,7 +95,7 @@ class TraceLearner:
         return sample_metrics(self.steps - 1, samples, chosen) | {
             "actor/groups_unscored": float(unscored),
             "actor/grad_norm": float(np.linalg.norm(gradient)),
-            "timing_s/train": seconds,
+            "timing_s/compute": seconds,
             "perf/train_tokens_per_s": tokens / max(seconds, 1e-9),
         }
 

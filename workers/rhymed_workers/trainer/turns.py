@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.messages import SampleInfo
+from rhymed.core.messages import SampleInfo
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.policy.packing import Sequences
 
@@ -40,6 +40,24 @@ def learned(info: SampleInfo, values: NDArray[Number]) -> NDArray[Number]:
     return values if mask is None else values[mask]
 
 
+def token_rewards(samples: Sequence[StoredSample]) -> NDArray[np.float64] | None:
+    """(learned tokens,) what each of them earned; None: no sample says where. What an environment's token earned is
+    of the policy's token before it."""
+    if not any(sample.token_rewards for sample in samples):
+        return None
+    found = np.zeros(sum(sample.info.learned for sample in samples))
+    start = 0
+    for sample in samples:
+        if sample.token_rewards:
+            positions, rewards = zip(*sample.token_rewards, strict=True)
+            mask, own = learned_mask(sample.info), np.array(positions)
+            if mask is not None:
+                own = np.maximum(mask.cumsum() - 1, 0)[own]
+            np.add.at(found, start + own, rewards)
+        start += sample.info.learned
+    return found
+
+
 def sequences_of(samples: Sequence[StoredSample], prompts: Sequence[Tokens] | None = None) -> list[Sequences]:
     """Of each sample its rows, with the number of the sample; one after another their learned tokens are the step's.
 
@@ -57,19 +75,21 @@ def _rows(sample: StoredSample, number: int, shown: Tokens | None) -> list[Seque
     info, mask, prompt = sample.info, learned_mask(sample.info), sample.prompt_tokens
     assert prompt is not None, "samples are fetched with prompt tokens"
     if not info.forks:
-        return [Sequences(prompt if shown is None else shown, sample.tokens, mask, number)]
+        return [Sequences(prompt if shown is None else shown, sample.tokens, mask, number, sample.floors)]
     assert mask is not None, "a sample with several rows has turns"
     whole, found = list[Tokens](), list[Sequences]()
     for (start, end), fork, continues in zip(_bounds(info), [None, *info.forks], _continues(info), strict=True):
         shared = prompt if fork is None else whole[fork.row][: fork.shared]
         response, own = sample.tokens[start:end], mask[start:end]
+        floors = None if sample.floors is None else sample.floors[start:end]
         whole.append(np.concatenate([shared, response]))
         if shown is not None and continues:
             shared = np.concatenate([shown, shared[len(prompt) :]])
         if not len(shared):  # what the environment wrote is its prompt
             first = int(own.argmax())
             shared, response, own = response[:first], response[first:], own[first:]
-        found.append(Sequences(shared, response, own, number))
+            floors = None if floors is None else floors[first:]
+        found.append(Sequences(shared, response, own, number, floors))
     return found
 
 

@@ -15,11 +15,11 @@ import fcntl
 import hashlib
 import os
 import shutil
-import stat
 import tempfile
 from pathlib import Path
 
-from rhymed.errors import WireError
+from rhymed.core import private
+from rhymed.core.errors import WireError
 
 PREFIX = "rhymed-weights-"
 SUFFIX = ".safetensors"
@@ -36,13 +36,13 @@ class HostCopies:
     """One worker's view. `base`: the folder in which the shared folder lies; by default it is chosen by room."""
 
     def __init__(self, address: str, size: int, base: Path | None = None) -> None:
-        """Removes folders that are no longer used. Raises `WireError` if the folder is not ours."""
+        """Removes folders that are no longer used. If another user has made the shared folder, this worker
+        has one of its own."""
         name = f"{PREFIX}{os.geteuid()}-{hashlib.blake2b(address.encode(), digest_size=6).hexdigest()}"
         bases = [shared_memory(), Path(tempfile.gettempdir())] if base is None else [base]
         for parent in bases:
             _sweep(parent, name)
-        self.folder = _choose(bases, name, size) / name
-        self._users = _enter(self.folder)
+        self.folder, self._users = _enter(_choose(bases, name, size) / name)
         self._fetching: int | None = None
         self._read: dict[Path, int] = {}  # descriptors of the copies that we may read
 
@@ -152,18 +152,14 @@ def _leads_to(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _enter(folder: Path) -> int:
-    """Make the folder, and hold it as one of its users. Raises `WireError`."""
+def _enter(wanted: Path) -> tuple[Path, int]:
+    """Make the folder, and hold it as one of its users."""
     while True:
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700, parents=True)
-        owner = folder.lstat()
-        if not stat.S_ISDIR(owner.st_mode) or owner.st_uid != os.geteuid():
-            raise WireError(f"{folder} is not a folder of ours (user {owner.st_uid}): remove it, or share no weights")
+        folder = private.folder(wanted)
         with contextlib.suppress(FileNotFoundError):
             descriptor = _locked(folder / "users", os.O_RDWR | os.O_CREAT, fcntl.LOCK_SH)
             if descriptor is not None:
-                return descriptor
+                return folder, descriptor
 
 
 def _remove_unused(folder: Path) -> None:
@@ -178,14 +174,14 @@ def _remove_unused(folder: Path) -> None:
 def _sweep(base: Path, ours: str) -> None:
     """Remove what runs have left that were killed."""
     for folder in base.glob(f"{PREFIX}{os.geteuid()}-*"):
-        if folder.name != ours and not folder.is_symlink():
+        if folder.name != ours and not private.trouble(folder):
             _remove_unused(folder)
 
 
 def _choose(bases: list[Path], name: str, size: int) -> Path:
     """Where the folder is already, else the first base with room for two versions."""
     for base in bases:
-        if (base / name / "users").exists():
+        if (base / name / "users").exists() and not private.trouble(base / name):
             return base
     for base in bases[:-1]:
         if os.access(base, os.W_OK) and shutil.disk_usage(base).free > 2 * size + SPARE:

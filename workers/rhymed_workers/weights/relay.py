@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from rhymed import messages
-from rhymed.errors import AddressRefused, WireError
-from rhymed.wire.keys import OPEN, Keyring
-from rhymed.wire.sockets import Parcel, Server
-from rhymed_workers.weights.mapped import MappedFile
-from rhymed_workers.weights.stream.server import StreamServer
+from rhymed.core import messages
+from rhymed.core.errors import AddressRefused, WireError
+from rhymed.core.wire.keys import OPEN, Keyring
+from rhymed.core.wire.sockets import Parcel, Server
+from rhymed_workers.weights.sender import StreamServer
+from rhymed_workers.weights.slices import MappedFile
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""In the cage: the user's tools and environments, loaded and run."""
+"""In the jail: the user's tools and environments, loaded and run."""

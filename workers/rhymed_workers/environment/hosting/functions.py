@@ -2,22 +2,41 @@
 
 An environment is made for each sample, `reset` gets the sample's row, and what it returns continues the last message.
 Of a dict of classes, the row's column `environment` names the sample's.
+
+`Caller` makes the calls of a turn.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from rhymed.errors import EnvironmentFailed, RowUnsuitable
-from rhymed_workers.environment.hosting.calling import Caller
-from rhymed_workers.environment.hosting.host import explained, number_of
-from rhymed_workers.environment.hosting.runner import Runner, is_async
-from rhymed_workers.environment.hosting.tool import Tool, is_pure, may_repeat, text_of, tool_of
-from rhymed_workers.environment.protocol import Chat, Kind, Open, Step, Stepped
-from rhymed_workers.scorers.explain import defined_at
+import msgspec
+
+from rhymed.core.errors import EnvironmentFailed, RowUnsuitable
+from rhymed.core.messages import Call
+from rhymed.inputs.chats import Chat
+from rhymed.inputs.rows import without_nulls
+from rhymed_workers.environment.hosting.runner import Exited, Runner, is_async
+from rhymed_workers.environment.hosting.tool import (
+    Tool,
+    encodable,
+    explained,
+    is_pure,
+    may_repeat,
+    number_of,
+    state_of,
+    text_of,
+    tool_of,
+    trl_error,
+)
+from rhymed_workers.environment.protocol import Kind, Open, Step, Stepped
+from rhymed_workers.sandbox.usercode import defined_at, describe
+from rhymed_workers.sessions.calls import Wanted
 
 WHICH = "environment"
 """The row's column that names its environment, if there are several."""
@@ -90,7 +109,7 @@ class MethodsHost:
 
     async def open(self, request: Open) -> tuple[Chat, list[str]]:
         await self.close(request.name)
-        row = json.loads(request.row)
+        row = {name: without_nulls(value) for name, value in json.loads(request.row).items()}
         factory = self._factory(row)
         instance = await self._runner.call(factory, self._args)
         self._instances[request.name] = instance
@@ -105,10 +124,10 @@ class MethodsHost:
             return stepped
         give = getattr(instance, "get_reward", None)
         given = None if give is None else await self._runner.call(give, {})
-        if given is None:
-            return stepped
-        reward = number_of(given, f"{self._setting}.get_reward()") + (stepped.reward or 0.0)
-        return Stepped(stepped.messages, stepped.done, reward, stepped.calls)
+        reward = stepped.reward
+        if given is not None:
+            reward = number_of(given, f"{self._setting}.get_reward()") + (reward or 0.0)
+        return msgspec.structs.replace(stepped, reward=reward, state=state_of(instance))
 
     async def close(self, name: str) -> None:
         if (close := _closing(self._instances.pop(name, None))) is not None:
@@ -159,3 +178,81 @@ def _with_observation(chat: Chat, observed: Any, what: str) -> Chat:
     if not chat:
         return [{"role": "user", "content": text}]
     return [*chat[:-1], {**chat[-1], "content": chat[-1]["content"] + text}]
+
+
+# Makes a turn's calls, and turns their results into messages.
+
+LONGEST = 1 << 16  # characters of a result: what is longer no context could hold
+LONGEST_TURN = 1 << 20  # of all results of a turn
+
+
+class Told(NamedTuple):
+    call: Call
+    text: str  # that the policy reads
+    earned: float | None = None
+    list: str = ""  # JSON of the result, if it is a list
+
+
+class Caller:
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    async def answer(self, request: Step, tools: Mapping[str, Tool]) -> Stepped:
+        """The results of the calls in their order. Without any call the policy has spoken its last word.
+
+        As in TRL, sync tools are called one after another, then async ones together.
+        """
+        if request.malformed:
+            record = Call(name="?", error=request.malformed)
+            return Stepped([_message("", trl_error("", request.malformed))], calls=[record])
+        wanted = request.wanted
+        if not wanted:
+            return Stepped(done=True)
+        told: dict[int, Told] = {}
+        later = []
+        for place, each in enumerate(wanted):
+            tool = tools.get(each.name)
+            if tool is not None and is_async(tool.function):
+                later.append(place)
+            else:
+                told[place] = await self._call(each, tool, tools)
+        calls = (self._call(wanted[place], tools[wanted[place].name], tools) for place in later)
+        told |= zip(later, await asyncio.gather(*calls), strict=True)
+        most = LONGEST_TURN // len(told)
+        longest = min(LONGEST, most)
+        answers = [told[place] for place in range(len(told))]
+        earned = [each.earned for each in answers if each.earned is not None]
+        return Stepped(
+            [_message(each.call.name, encodable(each.text[:longest])) for each in answers],
+            reward=sum(earned) if earned else None,
+            calls=[each.call for each in answers],
+            lists={place: each.list for place, each in enumerate(answers) if 0 < len(each.list) <= most},
+        )
+
+    async def _call(self, wanted: Wanted, tool: Tool | None, tools: Mapping[str, Tool]) -> Told:
+        began = time.monotonic()
+        if tool is None:
+            why = f"there is no tool {wanted.name!r}; there are: {', '.join(tools) or 'none'}"
+            return Told(Call(name=wanted.name, error=why), trl_error(wanted.name, why))
+        try:
+            inspect.signature(tool.function).bind(**wanted.arguments)
+            result = await self._runner.call(tool.function, wanted.arguments)
+            text, earned = tool.result(tool.name, result)
+        except (EnvironmentFailed, Exited):
+            raise
+        except Exception as error:  # what a tool raises, the policy reads
+            record = Call(name=wanted.name, seconds=time.monotonic() - began, error=describe(error))
+            return Told(record, tool.error(tool.name, error))
+        return Told(Call(name=wanted.name, seconds=time.monotonic() - began), text, earned, _json_of(result))
+
+
+def _json_of(result: Any) -> str:
+    """Of a list, which TRL's reward functions get as it is. Empty: it is none, or JSON cannot represent it."""
+    try:
+        return encodable(json.dumps(result, ensure_ascii=False)) if isinstance(result, list) else ""
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+def _message(name: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "name": name, "content": content} if name else {"role": "tool", "content": content}

@@ -14,23 +14,26 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rhymed.config import Environment
-from rhymed.errors import EnvironmentFailed
-from rhymed.messages import Call
-from rhymed_workers.environment.hosting.host import explained
+from rhymed.core.config import Environment
+from rhymed.core.errors import EnvironmentFailed
+from rhymed.core.messages import Call
+from rhymed.inputs.chats import Chat
 from rhymed_workers.environment.hosting.runner import Runner
-from rhymed_workers.environment.hosting.tool import encodable, trl_error
-from rhymed_workers.environment.openenv.meaning import (
+from rhymed_workers.environment.hosting.tool import encodable, explained, trl_error
+from rhymed_workers.environment.openenv import (
     LIST_TOOLS,
     Action,
     Observed,
+    Refused,
+    Server,
+    Session,
     action_of,
     call_of,
     observed,
     tools_of,
 )
-from rhymed_workers.environment.openenv.wire import Refused, Server, Session
-from rhymed_workers.environment.protocol import Chat, Kind, Open, Step, Stepped, Wanted
+from rhymed_workers.environment.protocol import Kind, Open, Step, Stepped
+from rhymed_workers.sessions.calls import Wanted
 
 SHARE = 0.8  # of the time limit of an answer, for a session and its reset: then the error says what was wrong
 LONGEST = 1 << 16  # characters that the policy reads of an observation

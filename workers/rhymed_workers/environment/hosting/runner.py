@@ -3,7 +3,7 @@
 Sync functions run in the main thread, the only one in which `signal.alarm` works, and in further threads if
 `environment.threads` allows it; the event loop has a thread of its own. An async call that takes too long is
 cancelled here. What cannot be cancelled is not ended here: the parent, which is told in which phase each request is,
-kills the process.
+kills the process. A child that user code forks ends where that code returns: it makes no other call.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import os
 import queue
 import sys
 import threading
@@ -52,7 +53,24 @@ class Runner:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._in_thread: dict[int, int] = {}  # request -> thread that runs its sync function
         self._loop_thread = 0
+        self._is_copy = False
         self.loop = asyncio.new_event_loop()
+
+    def forked(self) -> None:
+        """Called in a child that user code has forked. Jobs and other tasks are the parent's, and so is the event
+        loop's selector, which the loop would change if it continued in the child."""
+        self._is_copy = True
+        self._tell = lambda number, phase: None
+        self._jobs = queue.SimpleQueue()
+        if threading.get_ident() == self._loop_thread:
+            vars(self.loop)["_ready"].clear()  # asyncio has no public way to drop scheduled callbacks
+            self.loop.stop()
+
+    def _end_copy(self, error: BaseException | None = None) -> None:
+        """Ends a forked child whose code has returned or raised, as Python would end a program."""
+        if self._is_copy:
+            code = (error.code or 0) if isinstance(error, SystemExit) else int(error is not None)
+            os._exit(code if isinstance(code, int) else 1)
 
     async def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """Raises what the function raises, or `Exited` or `TooLate`."""
@@ -67,7 +85,13 @@ class Runner:
         self._tell(REQUEST.get(), "async")
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
-                return await call()
+                try:
+                    result = await call()
+                except BaseException as error:
+                    self._end_copy(error)
+                    raise
+                self._end_copy()
+                return result
         except TimeoutError:
             if limit.expired():
                 raise TooLate(
@@ -91,6 +115,7 @@ class Runner:
                 outcome = call(), None
             except BaseException as error:  # SystemExit is user code's too
                 outcome = None, error
+            self._end_copy(outcome[1])
             self._in_thread.pop(number, None)
             self._tell(number, "queued")
             self.loop.call_soon_threadsafe(done.set_result, outcome)
@@ -141,4 +166,5 @@ class Runner:
         try:
             self.loop.run_forever()
         finally:  # a task of the user's raised SystemExit
+            self._end_copy()
             self.stop()

@@ -1,7 +1,7 @@
 """Functions with verl's `@function_tool`, unchanged: their names, schemas, results and errors are those of verl.
 
-A file with them imports verl. Where that is not installed, which tools do not need, a stand-in for the two modules
-that such a file imports has the decorator and the type of its results.
+A file with them imports verl. Where that is not installed, which tools do not need, a stand-in for the modules that
+such a file imports has the decorator, the base of tools that are classes, and the types of arguments and results.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import uuid
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
 
-from rhymed.errors import EnvironmentFailed
+from rhymed.core.errors import EnvironmentFailed
 from rhymed_workers.environment.hosting.tool import Result, Tool, is_pure, may_repeat, schema_of, words_of
 
-MODULE, SCHEMAS = "verl.tools.function_tool", "verl.tools.schemas"
+MODULE, SCHEMAS, BASE = "verl.tools.function_tool", "verl.tools.schemas", "verl.tools.base_tool"
 
 
 class ToolResponse(BaseModel):
@@ -27,6 +28,37 @@ class ToolResponse(BaseModel):
     text: str | None = None
     image: list[Any] | None = None
     video: list[Any] | None = None
+
+
+class OpenAIFunctionToolSchema(BaseModel, extra="allow"):
+    """verl's: a tool's name and parameters, in OpenAI's form."""
+
+    type: str
+    function: Any
+
+
+class BaseTool:
+    """verl's: the base of tools that are classes. `create` makes the state of a call, `release` ends it."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
+        self.config, self.tool_schema = config, tool_schema or self.get_openai_tool_schema()
+        function = self.tool_schema.function
+        self.name = function["name"] if isinstance(function, dict) else function.name
+
+    def get_openai_tool_schema(self) -> Any:
+        return self.tool_schema
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        return instance_id or str(uuid.uuid4()), ToolResponse()
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        return ToolResponse(text="Updated the tool state."), 0.0, {}
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return 0.0
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        pass
 
 
 class Registered:
@@ -52,11 +84,13 @@ def stand_in() -> None:
 
         return decorate(name) if callable(name) else lambda function: decorate(function, name or "")
 
-    for place in ("verl", "verl.tools", SCHEMAS, MODULE):
+    for place in ("verl", "verl.tools", SCHEMAS, MODULE, BASE):
         sys.modules[place] = ModuleType(place, "A stand-in of rhymed's for verl, which is not installed.")
-    vars(sys.modules[SCHEMAS]).update(ToolResponse=ToolResponse)
+    vars(sys.modules[SCHEMAS]).update(ToolResponse=ToolResponse, OpenAIFunctionToolSchema=OpenAIFunctionToolSchema)
+    vars(sys.modules[BASE]).update(BaseTool=BaseTool)
     vars(sys.modules[MODULE]).update(function_tool=function_tool, FUNCTION_TOOL_REGISTRY=registry)
-    vars(sys.modules["verl.tools"]).update(function_tool=sys.modules[MODULE], schemas=sys.modules[SCHEMAS])
+    parts = {place.rpartition(".")[2]: sys.modules[place] for place in (MODULE, SCHEMAS, BASE)}
+    vars(sys.modules["verl.tools"]).update(parts, __path__=[])
     vars(sys.modules["verl"]).update(tools=sys.modules["verl.tools"], __path__=[])
 
 

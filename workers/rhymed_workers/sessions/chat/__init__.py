@@ -1,1 +1,2 @@
-"""OpenAI's chat completions, and vLLM's call with token ids, as data: what is asked, and what is answered. Pure."""
+"""Requests of programs and their answers as data: OpenAI's chat completions and Responses, Anthropic's
+Messages, and vLLM's call with token ids. Pure."""

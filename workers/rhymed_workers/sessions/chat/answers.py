@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rhymed.errors import CallRefused
+from rhymed.core.errors import CallRefused
 from rhymed_workers.sessions.chat.asked import Asked
 from rhymed_workers.sessions.chat.messages import Message
 
@@ -28,6 +28,7 @@ class Written(NamedTuple):
     finish_reason: str  # stop, length
     message: Message
     pieces: Sequence[str] = ()  # the text of each token, if log-probs were asked for
+    stopped: str = ""  # the string of the call's `stop` that ended it
 
     @property
     def reason(self) -> str:
@@ -50,8 +51,8 @@ def completion(asked: Asked, written: Written, created: int) -> dict[str, Any]:
     return body
 
 
-def chunks(asked: Asked, written: Written, created: int) -> Iterator[dict[str, Any]]:
-    """Of a stream."""
+def chunks(asked: Asked, written: Written, created: int) -> Iterator[dict[str, Any] | None]:
+    """The bytes of an event of a stream; None: of its end."""
     head = _head(asked, written, created, "chat.completion.chunk")
     if asked.usage:
         head["usage"] = None
@@ -60,9 +61,8 @@ def chunks(asked: Asked, written: Written, created: int) -> Iterator[dict[str, A
     if asked.token_ids:
         opening["prompt_token_ids"] = list(written.prompt)
     yield opening
-    text = written.message.content
-    for start in range(0, len(text), PIECE):
-        yield head | {"choices": [_delta({"content": text[start : start + PIECE]})]}
+    for piece in pieces(written.message.content):
+        yield head | {"choices": [_delta({"content": piece})]}
     for place, call in enumerate(_calls(written.message)):
         yield head | {"choices": [_delta({"tool_calls": [{"index": place, **call}]})]}
     last = _delta({}) | {"finish_reason": written.reason}
@@ -73,6 +73,7 @@ def chunks(asked: Asked, written: Written, created: int) -> Iterator[dict[str, A
     yield head | {"choices": [last]}
     if asked.usage:
         yield head | {"choices": [], "usage": usage(written)}
+    yield None
 
 
 def generated(asked: Asked, written: Written, created: int) -> dict[str, Any]:
@@ -112,8 +113,14 @@ def models(name: str) -> dict[str, Any]:
 
 
 def event(body: dict[str, Any] | None) -> bytes:
-    """Of a stream; None: its end."""
-    return b"data: " + (b"[DONE]" if body is None else msgspec.json.encode(body)) + b"\n\n"
+    """The bytes of an event of a stream; None: of its end. If events have types, these are also their names."""
+    name = f"event: {body['type']}\n".encode() if body and "type" in body else b""
+    return name + b"data: " + (b"[DONE]" if body is None else msgspec.json.encode(body)) + b"\n\n"
+
+
+def pieces(text: str) -> Iterator[str]:
+    """The pieces of a text for a stream."""
+    return (text[start : start + PIECE] for start in range(0, len(text), PIECE))
 
 
 def _head(asked: Asked, written: Written, created: int, kind: str) -> dict[str, Any]:
@@ -136,10 +143,11 @@ def _calls(message: Message) -> list[dict[str, Any]]:
 
 
 def _logprobs(written: Written) -> dict[str, Any]:
-    return {
-        "content": [
-            {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
-            for piece, logprob in zip(written.pieces, written.logprobs, strict=True)
-        ],
-        "refusal": None,
-    }
+    return {"content": token_logprobs(written), "refusal": None}
+
+
+def token_logprobs(written: Written) -> list[dict[str, Any]]:
+    return [
+        {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
+        for piece, logprob in zip(written.pieces, written.logprobs, strict=True)
+    ]

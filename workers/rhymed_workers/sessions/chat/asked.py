@@ -6,20 +6,25 @@ The run decides how tokens are drawn, so what a program says about that is ignor
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
-from rhymed.errors import CallRefused
+from rhymed.core.config.generation import LONGEST_STOP
+from rhymed.core.config.inputs import RESERVED
+from rhymed.core.errors import CallRefused
 from rhymed_workers.sessions.chat.messages import Message, normal
+
+MOST_STOPS = 64
+NO_LIMIT = 1 << 40  # tokens: no row has as many, and a message can carry it
 
 IGNORED = frozenset(
     {
         "temperature", "top_p", "top_k", "min_p", "seed", "user", "metadata", "store", "service_tier",
         "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "verbosity",
         "parallel_tool_calls", "include_reasoning", "skip_special_tokens", "spaces_between_special_tokens",
-        "include_stop_str_in_output", "add_generation_prompt", "priority", "request_id", "cache_salt",
+        "add_generation_prompt", "priority", "request_id", "cache_salt",
         "stream_options", "model", "detokenize", "output_mode", "truncate_prompt_tokens",
     }
 )  # fmt: skip
@@ -28,7 +33,8 @@ IGNORED = frozenset(
 USED = frozenset(
     {
         "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stream", "logprobs",
-        "return_token_ids", "token_ids", "sampling_params",
+        "return_token_ids", "token_ids", "sampling_params", "stop", "include_stop_str_in_output",
+        "chat_template_kwargs",
     }
 )  # fmt: skip
 
@@ -56,10 +62,22 @@ WHY = {
     "prompt_logprobs": "log-probs are known for the sampled tokens only",
     "response_format": "tokens are drawn as the run says, without a grammar: ask for the format in a message",
     "tool_choice": "tokens are drawn as the run says: only 'auto' and 'none' can be kept",
-    "stop": "a turn ends where the policy ends it: cut the text in your program",
     "functions": "use tools",
     "function_call": "use tool_choice",
 }
+
+
+class Parameters(NamedTuple):
+    """Parameters of one API. `nothing`: whether a value has no effect; `why`: the reason for refusing other
+    values."""
+
+    used: frozenset[str]
+    ignored: frozenset[str]
+    nothing: Mapping[str, Callable[[Any], bool]]
+    why: Mapping[str, str]
+
+
+CHAT = Parameters(USED, IGNORED, NOTHING, WHY)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +88,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] = []
     parse: bool = False  # calls in the answer are read
     most: int | None = None  # tokens
+    stop: list[str] = []  # strings that end the answer
+    includes_stop: bool = False  # the answer's text has the string that ended it, as its tokens do
+    options: dict[str, Any] = {}  # of the chat template
     stream: bool = False
     usage: bool = False  # a stream ends with it
     logprobs: bool = False
@@ -77,25 +98,26 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
 
     @property
-    def tools_key(self) -> bytes:
-        return msgspec.json.encode(self.tools, order="sorted") if self.tools else b""
+    def prompt_key(self) -> bytes:
+        """A digest of the parts of a prompt other than messages."""
+        made = [self.tools, self.options] if self.options else self.tools
+        return msgspec.json.encode(made, order="sorted") if made else b""
 
 
 def chat_asked(body: Any) -> Asked:
     """Raises `CallRefused`."""
-    given = _checked(body)
-    tools = given.get("tools") or []
-    if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
-        raise CallRefused("tools must be a list of functions with names", param="tools")
-    choice = given.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise CallRefused(f"tool_choice = {choice!r:.80}: {WHY['tool_choice']}", param="tool_choice")
+    given = checked(body)
+    tools = checked_tools(given.get("tools") or [])
+    choice = choice_of(given)
     options = given.get("stream_options")
     return Asked(
         messages=normal(given.get("messages")),
         tools=tools,
         parse=bool(tools) and choice == "auto",
-        most=_most(given, "max_completion_tokens", "max_tokens"),
+        most=most_of(given, "max_completion_tokens", "max_tokens"),
+        stop=stops_of(given),
+        includes_stop=given.get("include_stop_str_in_output") is True,
+        options=template_options(given),
         stream=given.get("stream") is True,
         usage=isinstance(options, dict) and options.get("include_usage") is True,
         logprobs=given.get("logprobs") is True,
@@ -106,8 +128,8 @@ def chat_asked(body: Any) -> Asked:
 
 def tokens_asked(body: Any) -> Asked:
     """vLLM's `/inference/v1/generate`. Raises `CallRefused`."""
-    given = _checked(body)
-    tokens, sampling = given.get("token_ids"), _checked(given.get("sampling_params") or {})
+    given = checked(body)
+    tokens, sampling = given.get("token_ids"), checked(given.get("sampling_params") or {})
     if not isinstance(tokens, list) or not tokens or not all(_is_token(token) for token in tokens):
         raise CallRefused("token_ids must be a list of at least one token id", param="token_ids")
     if given.get("stream") is True:
@@ -119,38 +141,75 @@ def tokens_asked(body: Any) -> Asked:
         raise CallRefused(f"sampling_params.logprobs = {wanted!r:.40}: {WHY['top_logprobs']}", param="logprobs")
     return Asked(
         tokens=tokens,
-        most=_most(sampling, "max_tokens"),
+        most=most_of(sampling, "max_tokens"),
+        stop=stops_of(sampling),
         logprobs=wanted is not None and wanted is not False,
         token_ids=given.get("return_token_ids") is True,
         model=str(given.get("model") or ""),
     )
 
 
-def _checked(body: Any) -> dict[str, Any]:
+def checked(body: Any, known: Parameters = CHAT) -> dict[str, Any]:
     """Without what is null. Raises `CallRefused` for what cannot be done."""
     if not isinstance(body, dict):
         raise CallRefused("the request's body must be a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
     for name, value in given.items():
-        if name in USED or name in IGNORED or not _changes(name, value):
+        if name in known.used or name in known.ignored or not _changes(name, value, known.nothing):
             continue
-        why = WHY.get(name, "this endpoint does not have it" if name not in NOTHING else "the run decides it")
+        why = known.why.get(
+            name, "this endpoint does not support it" if name not in known.nothing else "the run's settings decide it"
+        )
         raise CallRefused(f"{name} = {value!r:.80}: {why}", code="unsupported_parameter", param=name)
     return given
 
 
-def _changes(name: str, value: Any) -> bool:
+def _changes(name: str, value: Any, nothing: Mapping[str, Callable[[Any], bool]]) -> bool:
     """Whether a value asks for something."""
-    return not NOTHING[name](value) if name in NOTHING else value not in ([], {}, "", False)
+    return not nothing[name](value) if name in nothing else value not in ([], {}, "", False)
 
 
-def _most(given: dict[str, Any], *names: str) -> int | None:
+def checked_tools(tools: Any) -> list[dict[str, Any]]:
+    """The tools in the form of chat completions. Raises `CallRefused`."""
+    if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
+        raise CallRefused("tools must be a list of functions with names", param="tools")
+    return tools
+
+
+def choice_of(given: dict[str, Any]) -> str:
+    """auto or none, which Anthropic's API writes as an object. Raises `CallRefused`."""
+    choice = given.get("tool_choice", "auto")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind not in ("auto", "none"):
+        raise CallRefused(f"tool_choice = {choice!r:.80}: {WHY['tool_choice']}", param="tool_choice")
+    return str(kind)
+
+
+def most_of(given: dict[str, Any], *names: str) -> int | None:
     for name in names:
         if name in given:
             if not isinstance(given[name], int) or isinstance(given[name], bool) or given[name] < 1:
                 raise CallRefused(f"{name} = {given[name]!r:.40}: a number of at least 1 expected", param=name)
-            return int(given[name])
+            return min(int(given[name]), NO_LIMIT)
     return None
+
+
+def stops_of(given: dict[str, Any], name: str = "stop") -> list[str]:
+    asked = given.get(name) or []
+    strings = [asked] if isinstance(asked, str) else asked
+    if not isinstance(strings, list) or not all(isinstance(each, str) and each for each in strings):
+        raise CallRefused(f"{name} = {asked!r:.80}: a string or a list of strings expected", param=name)
+    if len(strings) > MOST_STOPS or any(len(each) > LONGEST_STOP for each in strings):
+        raise CallRefused(f"{name}: at most {MOST_STOPS} strings of at most {LONGEST_STOP} characters", param=name)
+    return strings
+
+
+def template_options(given: dict[str, Any]) -> dict[str, Any]:
+    options = given.get("chat_template_kwargs", {})
+    if not isinstance(options, dict) or RESERVED & options.keys():
+        reserved = ", ".join(sorted(RESERVED))
+        raise CallRefused(f"chat_template_kwargs must be an object without {reserved}", param="chat_template_kwargs")
+    return options
 
 
 def _is_tool(tool: Any) -> bool:

@@ -12,10 +12,20 @@ from typing import Any
 
 import msgspec
 
-from rhymed.errors import CallRefused
-from rhymed_workers.sessions.calls import BEGIN, END, Chat
+from rhymed.core.errors import CallRefused
+from rhymed.inputs.chats import Chat
+from rhymed_workers.sessions.calls import BEGIN, END
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def _number(text: str) -> float:
+    """JavaScript writes 1.0 as 1."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+_NUMBERS = msgspec.json.Decoder(float_hook=_number)
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -26,8 +36,8 @@ class ToolCall(msgspec.Struct, frozen=True):
     def canonical(self) -> str:
         """The same for the same arguments."""
         try:
-            return msgspec.json.encode(msgspec.json.decode(self.arguments), order="sorted").decode()
-        except msgspec.MsgspecError:
+            return msgspec.json.encode(_NUMBERS.decode(self.arguments), order="sorted").decode()
+        except (msgspec.MsgspecError, RecursionError):
             return self.arguments
 
 
@@ -48,17 +58,19 @@ def normal(messages: Any) -> list[Message]:
     """Raises `CallRefused`."""
     if not isinstance(messages, list) or not messages:
         raise CallRefused("messages must be a list of at least one message", param="messages")
-    return [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    return [message_of(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
 
-def _message(message: Any, where: str) -> Message:
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
+def message_of(message: Any, where: str) -> Message:
+    """`where`: its place in the request, for errors. Raises `CallRefused`."""
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in ROLES:
         raise CallRefused(f"{where} needs a role out of {', '.join(ROLES)}", param=where)
     if message.get("function_call"):
         raise CallRefused(f"{where}.function_call is not supported: use tool_calls", param=where)
-    calls = tuple(_call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(_list(message, where)))
-    text = _text(message.get("content"), where)
-    return Message(ROLES[message["role"]], text, calls, str(message.get("tool_call_id") or ""))
+    calls = tuple(call_of(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(_list(message, where)))
+    text = text_of(message.get("content"), where)
+    return Message(ROLES[role], text, calls, str(message.get("tool_call_id") or ""))
 
 
 def _list(message: dict[str, Any], where: str) -> list[Any]:
@@ -68,16 +80,20 @@ def _list(message: dict[str, Any], where: str) -> list[Any]:
     return calls
 
 
-def _call(call: Any, where: str) -> ToolCall:
+def call_of(call: Any, where: str) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise CallRefused(f"{where} needs a function with a name", param=where)
     arguments = function.get("arguments", "{}")
-    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    try:
+        text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        _object(text)
+    except RecursionError:
+        raise CallRefused(f"{where}: its arguments are nested too deeply", param=where) from None
     return ToolCall(str(call.get("id") or ""), function["name"], text or "{}")
 
 
-def _text(content: Any, where: str) -> str:
+def text_of(content: Any, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]

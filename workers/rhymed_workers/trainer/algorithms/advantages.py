@@ -1,19 +1,30 @@
 """Shaped rewards of samples, and from them the advantages of tokens. Pure.
 
 group-mean: reward minus the mean of its group. leave-one-out: minus the mean of the group's other samples. return:
-rewards of this and all later tokens, without a baseline. none: rewards are not trained on.
+rewards of this and all later tokens, without a baseline. decoupled: GDPO (arXiv 2601.05242), each objective
+normalised in its group, then their weighted sum over the batch, whose mean is 0. none: rewards are not trained on.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from rhymed.algorithms import Recipe
-from rhymed.algorithms.recipe import Scale
+from rhymed.core.algorithms import Recipe
+from rhymed.core.algorithms.recipe import Scale
 from rhymed_workers.trainer.algorithms import gae
+from rhymed_workers.trainer.algorithms.gae import sample_sums
 
 STD_EPS = 1e-4
+
+
+class Objectives(NamedTuple):
+    """Axis K: the terms of the weighted sum that is the reward."""
+
+    rewards_BK: Tensor  # before weighting; NaN: it does not apply to this sample
+    weights_K: Tensor
 
 
 def overlong_penalty(lengths_B: Tensor, recipe: Recipe, longest: int) -> Tensor:
@@ -33,20 +44,27 @@ def advantages(
     *,
     kept_B: Tensor | None = None,
     kl_N: Tensor | None = None,
+    earned_N: Tensor | None = None,
+    objectives: Objectives | None = None,
 ) -> Tensor:
     """(N,) float32 advantages of all response tokens.
 
     `groups_B` numbers the groups from 0. `kept_B`: False for samples that are left out of the loss: they count in
-    their group's mean, not in the whitening. `kl_N`: KL of each token, for a KL term in the reward.
+    their group's mean, not in the whitening. `kl_N`: KL of each token, for a KL term in the reward. `earned_N`:
+    what single tokens earned of the rewards, for "return"; others take the sum. `objectives`: the terms of the
+    rewards, for "decoupled"; None: the reward is the only one.
     """
     kept_N = (torch.ones_like(lengths_B, dtype=torch.bool) if kept_B is None else kept_B).repeat_interleave(lengths_B)
     if recipe.advantage == "none":
         return torch.zeros(len(kept_N))
     if recipe.advantage == "return":
         every_N = torch.ones_like(kept_N)
-        rewards_N = gae.token_rewards(rewards_B, lengths_B, every_N, kl_N, recipe.kl_coef)
+        rewards_N = gae.token_rewards(rewards_B, lengths_B, every_N, kl_N, recipe.kl_coef, earned_N)
         none_N = torch.zeros_like(rewards_N)
         found_N = gae.estimate(rewards_N, none_N, lengths_B, every_N, gamma=recipe.gamma).advantages_N
+    elif recipe.advantage == "decoupled":
+        parts = Objectives(rewards_B[:, None], torch.ones(1)) if objectives is None else objectives
+        found_N = decoupled(parts, groups_B).repeat_interleave(lengths_B)
     else:
         if kl_N is not None:
             rewards_B = rewards_B.double() - recipe.kl_coef * sample_sums(kl_N.double(), lengths_B)
@@ -57,6 +75,16 @@ def advantages(
     if recipe.whiten:
         found_N = gae.whiten(found_N, kept_N)
     return found_N.float()
+
+
+def decoupled(given: Objectives, groups_B: Tensor) -> Tensor:
+    """(B,) float64. An objective without a number for a sample adds nothing to it, and is normalised without it."""
+    sums_B = torch.zeros(len(groups_B), dtype=torch.float64)
+    for rewards_B, weight in zip(given.rewards_BK.double().T, given.weights_K.tolist(), strict=True):
+        known_B = ~rewards_B.isnan()
+        rewards, groups = rewards_B[known_B], groups_B[known_B]
+        sums_B[known_B] += weight * scaled(centred(rewards, groups), rewards, groups, "group")
+    return scaled(sums_B, sums_B, groups_B, "batch")
 
 
 def centred(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
@@ -103,9 +131,3 @@ def group_means(rewards: Tensor, groups_B: Tensor) -> tuple[Tensor, Tensor]:
     none = torch.zeros(count, dtype=rewards.dtype)
     sizes = none.index_add(0, groups_B, torch.ones_like(rewards))
     return sizes, none.index_add(0, groups_B, rewards) / sizes.clamp(min=1)
-
-
-def sample_sums(given_N: Tensor, lengths_B: Tensor) -> Tensor:
-    """(B,) sums over each sample's tokens."""
-    sample_N = torch.arange(len(lengths_B)).repeat_interleave(lengths_B)
-    return torch.zeros(len(lengths_B), dtype=given_N.dtype).index_add_(0, sample_N, given_N)

@@ -32,14 +32,23 @@ class ValueTerms(NamedTuple):
 
 
 def token_rewards(
-    scores_B: Tensor, lengths_B: Tensor, mask_N: Tensor, kl_N: Tensor | None = None, kl_coef: float = 0.0
+    scores_B: Tensor,
+    lengths_B: Tensor,
+    mask_N: Tensor,
+    kl_N: Tensor | None = None,
+    kl_coef: float = 0.0,
+    earned_N: Tensor | None = None,
 ) -> Tensor:
     """(N,) float64: each sample's score at its last unmasked token, and -kl_coef * kl at every unmasked token.
 
-    `kl_N`: an estimate of the KL divergence to the reference at each token. A sample without an unmasked token has no
-    reward.
+    `kl_N`: an estimate of the KL divergence to the reference at each token. `earned_N`: the parts of the scores that
+    were earned at known tokens, which are unmasked; the last token has the rest. A sample without an unmasked token
+    has no reward.
     """
     rewards_N = torch.zeros(len(mask_N), dtype=torch.float64)
+    if earned_N is not None:
+        rewards_N += earned_N
+        scores_B = scores_B.double() - sample_sums(earned_N.double(), lengths_B)
     if kl_N is not None:
         rewards_N -= kl_coef * kl_N.double().where(mask_N, 0.0)
     for score, (start, end) in zip(scores_B.tolist(), _spans(lengths_B), strict=True):
@@ -105,6 +114,12 @@ def explained_variance(values_N: Tensor, returns_N: Tensor, mask_N: Tensor) -> f
     returns_N, values_N = returns_N[mask_N].double(), values_N[mask_N].double()
     spread = float(returns_N.var())
     return 1.0 - float((returns_N - values_N).var()) / spread if spread > VARIANCE_EPS else None
+
+
+def sample_sums(given_N: Tensor, lengths_B: Tensor) -> Tensor:
+    """(B,) sums over each sample's tokens."""
+    sample_N = torch.arange(len(lengths_B)).repeat_interleave(lengths_B)
+    return torch.zeros(len(lengths_B), dtype=given_N.dtype).index_add_(0, sample_N, given_N)
 
 
 def _spans(lengths_B: Tensor) -> list[tuple[int, int]]:

@@ -8,25 +8,35 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rhymed.errors import CheckpointError
+from rhymed.core.errors import CheckpointError
 from rhymed_workers.trainer.optim import moments, shards
-from rhymed_workers.trainer.ranks.group import Alone
-from rhymed_workers.trainer.saving.snapshot import Write, taken
+from rhymed_workers.trainer.ranks import Alone
+from rhymed_workers.trainer.saving import Write, copied
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*", "*.model")
 OPTIMIZER = "optimizer.state"
 POSITION = "trainer.json"
 
 
-def snapshot(model: Any, optimizer: torch.optim.Optimizer, steps: int, ranks: Alone, *, copy: bool) -> Write:
-    """Several ranks have no state of a random generator: each step sets its own."""
-    tensors = taken(moments.tensors(optimizer, model.named_parameters()), copy=copy)
-    position = json.dumps({"steps": steps, "lr": optimizer.param_groups[0]["lr"]})
+def snapshot(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    ranks: Alone,
+    more: Mapping[str, float] = {},
+    *,
+    copy: bool,
+) -> Write:
+    """`more`: numbers that `load` gives back. Several ranks have no state of a random generator: each step sets its
+    own."""
+    tensors = copied(moments.tensors(optimizer, model.named_parameters()), copy=copy)
+    position = json.dumps({"steps": steps, "lr": optimizer.param_groups[0]["lr"], **more})
     generator = torch.get_rng_state()
 
     def write(folder: Path) -> None:
@@ -48,9 +58,9 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
             shutil.copyfile(file, folder / file.name)
 
 
-def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
+def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, float]]:
     """Restores optimizer and random generator, whether one process or several ranks have saved them, and are reading
-    them; returns the trained steps. Raises `CheckpointError`."""
+    them; returns the trained steps and all numbers of the position. Raises `CheckpointError`."""
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
@@ -69,4 +79,4 @@ def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
         raise CheckpointError(f"{folder}: not a checkpoint of this trainer: {error!r}") from error
     if tensors:
         raise CheckpointError(f"{folder}: state of parameters that the model does not have: {sorted(tensors)[:3]}")
-    return steps
+    return steps, position

@@ -2,7 +2,7 @@
 
 Each group is computed by itself, and the step's gradient is their sum in fixed point, so its bits are a function of
 the step's samples: not of what was complete when, nor of what was computed before the step was handed over. If a
-group has other samples in the step than it had before, all groups are computed anew: a sum cannot be undone.
+group has other samples in the step than it had before, all groups are computed again: a sum cannot be undone.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.algorithms import Recipe
+from rhymed.core.algorithms import Recipe
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.batch import kept
 from rhymed_workers.trainer.gradients import Gradients
 from rhymed_workers.trainer.overlap.fixed import FixedSum
 from rhymed_workers.trainer.policy.policy import Policy
-from rhymed_workers.trainer.ranks.group import Alone
+from rhymed_workers.trainer.ranks import Alone
 from rhymed_workers.trainer.samples import Progress, groups_of, scored_groups
-from rhymed_workers.trainer.tokenstats.step import StepStats
-from rhymed_workers.trainer.tokenstats.sums import Sums
-from rhymed_workers.trainer.tokenstats.take import Taken
+from rhymed_workers.trainer.stepstats import StepStats
+from rhymed_workers.trainer.tokenstats import Sums, Taken
 
 
 @dataclass(frozen=True)
@@ -155,9 +154,11 @@ def _same(group: Sequence[StoredSample] | None, part: Part) -> bool:
 
 
 def _equal(one: StoredSample, other: StoredSample) -> bool:
-    arrays = ("tokens", "logprobs", "prompt_tokens", "token_weights")
+    arrays = ("tokens", "logprobs", "floors", "prompt_tokens", "token_weights")
     same = all(_equal_arrays(getattr(one, name), getattr(other, name)) for name in arrays)
-    return same and one.info == other.info and one.weight == other.weight
+    return same and all(
+        getattr(one, name) == getattr(other, name) for name in ("info", "weight", "parts", "token_rewards")
+    )
 
 
 def _equal_arrays(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:

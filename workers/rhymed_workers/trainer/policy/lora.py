@@ -1,8 +1,8 @@
 """A policy of which only PEFT's adapters are trained.
 
 The model's own weights are frozen: they get no gradient, and no optimizer has state for them. Adapters stay in
-float32; the frozen linear layers have the type in which the trainer computes. The reference policy of a KL term is
-the same model with its adapters switched off. Several ranks share both, each layer with its adapters.
+float32; the frozen linear layers have the type in which the trainer computes, or 4 bits. The reference policy of a KL
+term is the same model with its adapters switched off. Several ranks share both, each layer with its adapters.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rhymed.config import Config, Lora
-from rhymed.errors import CheckpointError, ConfigError, RhymedError
+from rhymed.core.config import Config, Lora
+from rhymed.core.errors import CheckpointError, ConfigError, RhymedError
 from rhymed_workers.lora import saved
-from rhymed_workers.lora.about import WEIGHTS, About, names, read
-from rhymed_workers.lora.folder import digest
-from rhymed_workers.lora.layers import chosen
-from rhymed_workers.trainer.policy import sharded
+from rhymed_workers.lora.folder import WEIGHTS, About, digest, names, read_about
+from rhymed_workers.lora.layers import chosen, outline
+from rhymed_workers.trainer.policy import quantised, sharded
 from rhymed_workers.trainer.policy.backbone import Compute, load_model
 from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.policy.policy import Policy, Scores
-from rhymed_workers.trainer.saving.snapshot import Write, taken
+from rhymed_workers.trainer.saving import Write, copied
 
 NAME = "default"
 """PEFT's name for the only adapter of a model."""
@@ -57,17 +56,23 @@ class LoraPolicy(Policy):
         super().__init__(
             load_model(source, compute) if model is None else model, temperature, getattr(torch, compute.dtype)
         )
-        layers = chosen(self.model, source, lora)
+        four_bits = quantised.is_quantised(self.model)
+        layers = chosen(outline(source) if four_bits else self.model, source, lora)
+        if four_bits:
+            quantised.check(self.model, source, layers)
         linear = [name for name, module in self.model.named_modules() if isinstance(module, nn.Linear)]
         self._others = [name for name in linear if name not in layers]
         self._revision = revision
         self.about = About(
             base or str(source), digest(source) if known is None else known, lora.rank, lora.alpha, layers
         )
-        settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(layers), lora_dropout=0.0)
+        # In a model that has a configuration PEFT takes the layers of some shared experts for those of all experts.
+        unnamed = nn.ModuleDict({"whole": self.model})
+        targets = [f"whole.{layer}" for layer in layers]
+        settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            inject_adapter_in_model(settings, self.model, NAME)
+            inject_adapter_in_model(settings, unnamed, NAME)
         self.model.requires_grad_(False).eval()
         for parameter in self.adapters().values():
             parameter.data = parameter.data.float()
@@ -79,7 +84,8 @@ class LoraPolicy(Policy):
         """Autocast would round their weights in every pass; nothing changes them, so they are rounded once."""
         head = self.model.get_output_embeddings()
         for module in self.model.modules():
-            if isinstance(module, nn.Linear) and module is not head and not module.weight.requires_grad:
+            plain = isinstance(module, nn.Linear) and module is not head and not module.weight.requires_grad
+            if plain and module.weight.is_floating_point():
                 module.weight.data = module.weight.data.to(dtype)
 
     def adapters(self) -> dict[str, nn.Parameter]:
@@ -102,7 +108,7 @@ class LoraPolicy(Policy):
 
     def snapshot(self, *, copy: bool = False) -> Write:
         """In PEFT's format. All ranks call it, and the first one writes."""
-        content = taken(self.tensors(), copy=copy)
+        content = copied(self.tensors(), copy=copy)
 
         def write(folder: Path) -> None:
             from safetensors.torch import save_file
@@ -122,7 +128,7 @@ class LoraPolicy(Policy):
         from safetensors.torch import load_file
 
         file, mine = folder / WEIGHTS, self.adapters()
-        about, tensors = read(file), load_file(file)
+        about, tensors = read_about(file), load_file(file)
         if about is not None and about.digest != self.about.digest:
             raise error(f"{file} is {about}; {self.about.base} has the digest {self.about.digest}")
         if about is not None and about.scale != self.about.scale:
@@ -207,6 +213,6 @@ def _restore(
 
     if mesh is not None:
         return sharded.load(source, compute, mesh, build, begin)
-    policy = build(load_model(source, compute))
+    policy = build(load_model(source, compute, quantised=bool(config.model.quantization)))
     begin(policy)
     return policy

@@ -24,6 +24,9 @@ CHUNK = 512
 ALONE = 64
 """Tokens of a response, at least, for a block of its own: a call of the kernel costs as much as a small block."""
 
+TILE = 128
+"""Queries and keys of a square of FlexAttention's mask: torch's own size."""
+
 Range = tuple[int, int]
 """Of indices in T."""
 
@@ -67,14 +70,17 @@ class Layout:
         self._sequenced: Sequenced | None = None
 
     def sees(self, window: int | None = None) -> Sees:
+        """The same code for every layout and window, with nothing but tensors from outside: to torch.compile a number
+        or None there would be another program."""
         row_T, segment_T, position_T = self._row_T, self._segment_T, self._position_T
         first_T, last_T = self._prefix_T
+        before_T = torch.full_like(position_T, -1) if window is None else position_T - window  # not seen any more
 
         def mask(batch: Any, head: Any, query: Any, key: Any) -> Tensor:
             own = (segment_T[key] == 0) | (segment_T[key] == segment_T[query])
             seen: Tensor = (row_T[query] == row_T[key]) & own & (key <= query)
             seen = seen | ((key >= first_T[query]) & (key < last_T[query]))
-            return seen if window is None else seen & (position_T[query] - position_T[key] < window)
+            return seen & (position_T[key] > before_T[query])
 
         return mask
 
@@ -106,18 +112,48 @@ class Layout:
         return mask[None, None]
 
     def block_mask(self, window: int | None) -> Any:
-        """FlexAttention's form. Its size is (T / 128)^2."""
+        """FlexAttention's form, of (T / TILE)^2 numbers. It is made from stripes of TILE queries: torch's
+        `create_block_mask` makes several (T, T) tensors first."""
         if window not in self._flex:
-            from torch.nn.attention.flex_attention import create_block_mask
+            from torch.nn.attention.flex_attention import BlockMask
 
             count = len(self._row_T)
-            self._flex[window] = create_block_mask(self.sees(window), None, None, count, count, device=self.device)
+            counts = self._tiles(window)  # pairs that attend to each other
+            full = counts == TILE * TILE
+            self._flex[window] = BlockMask.from_kv_blocks(
+                *_ordered((counts > 0) & ~full),
+                *_ordered(full),
+                BLOCK_SIZE=TILE,
+                mask_mod=self.sees(window),
+                seq_lengths=(count, count),
+            )
         return self._flex[window]
+
+    def _tiles(self, window: int | None) -> Tensor:
+        """(tiles, tiles): the number of pairs of a query and a key in each that attend to each other."""
+        sees, count = self.sees(window), len(self._row_T)
+        every_T = torch.arange(count, device=self.device)
+        tiles = -(-count // TILE)
+        counts = torch.empty((tiles, tiles), dtype=torch.int32, device=self.device)
+        for stripe, query_Q in enumerate(every_T.split(TILE)):
+            seen_T = sees(None, None, query_Q[:, None], every_T[None]).sum(0, dtype=torch.int32)
+            padded = torch.nn.functional.pad(seen_T, (0, tiles * TILE - count))
+            counts[stripe] = padded.view(tiles, TILE).sum(1)
+        return counts
 
     def sequenced(self) -> Sequenced:
         if self._sequenced is None:
             self._sequenced = _sequenced(self.bounds, self.prefixes, self.device)
         return self._sequenced
+
+
+def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row of bools, the number of true ones, and the columns with these first, as FlexAttention takes
+    them."""
+    found = tiles.to(torch.int32)[None, None]
+    return found.sum(-1, dtype=torch.int32), torch.argsort(found, dim=-1, descending=True, stable=True).to(
+        torch.int32
+    )
 
 
 def _blocks(bound: tuple[int, ...], prefix: Range, window: int | None) -> Iterator[Block]:

@@ -8,17 +8,22 @@ alike (a system prompt, the description of tools), their common beginning is a r
 A sample is one sequence, or several if its conversation was rewritten. Where a loss needs whole samples (`whole`), a
 sample's sequences are in one micro-batch.
 
+Not every model can compute such rows (`grades`). The others get a row for each response, with its own prompt.
+
 Axes: T tokens of the micro-batch, N response tokens of the micro-batch that are learned.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rhymed_workers.trainer.policy.grades import Grade
 
 Ints = NDArray[np.int64]
 
@@ -33,6 +38,7 @@ class Sequences(NamedTuple):
     response: NDArray[Any]  # (response tokens,)
     learned: NDArray[np.bool_] | None = None  # (response tokens,) False: an environment wrote it; None: all True
     sample: int | None = None  # number of its sample; None: the number of the sequence
+    floors: NDArray[np.float32] | None = None  # (response tokens,) see NewSample
 
     @property
     def size(self) -> int:
@@ -77,12 +83,27 @@ class MicroBatch:
     target_N: Ints  # the response token
     flat_N: Ints  # its index among the learned tokens of all samples, sample after sample
     sample_N: Ints  # the number of its sample
+    order_N: Ints  # of its sequence: the index in `sequences`
     sequences: tuple[int, ...]  # the numbers of its sequences, in its order
+    floor_N: NDArray[np.float32] | None = None  # of the response token, see NewSample; None: for all
 
     @property
     def tokens(self) -> int:
         """Through the model, with prompts."""
         return len(self.tokens_T)
+
+    def apart(self) -> tuple[Ints, Ints]:
+        """(sequences, longest) tokens, 0 behind the end of a sequence, and (N,) where the predictors are in that, if
+        its rows lie end to end."""
+        rows = [
+            np.r_[slice(*prefix), slice(*bound[:2]), slice(*own)]
+            for bound, prefix in zip(self.bounds, self.prefixes, strict=True)
+            for own in itertools.pairwise(bound[1:])
+        ]
+        tokens = np.zeros((len(rows), max(map(len, rows))), np.int64)
+        for line, row in enumerate(rows):
+            tokens[line, : len(row)] = self.tokens_T[row]
+        return tokens, self.order_N * tokens.shape[1] + self.positions_T[self.predictor_N]
 
 
 def offsets(sequences: Sequence[Sequences]) -> Ints:
@@ -91,14 +112,25 @@ def offsets(sequences: Sequence[Sequences]) -> Ints:
 
 
 def micro_batches(
-    sequences: Sequence[Sequences], chosen: Sequence[int], micro_tokens: int, *, whole: bool = False
+    sequences: Sequence[Sequences],
+    chosen: Sequence[int],
+    micro_tokens: int,
+    *,
+    whole: bool = False,
+    grade: Grade = Grade.PACKED,
 ) -> list[MicroBatch]:
-    """Every learned token of the chosen sequences exactly once, at most `micro_tokens` tokens per micro-batch.
+    """Every learned token of the chosen sequences exactly once, at most `micro_tokens` tokens per micro-batch, with
+    padding.
 
     A longer sequence is alone in its micro-batch; with `whole` a longer sample is. The longest come first, so that
     too little memory shows at once.
     """
     starts = offsets(sequences)
+    if grade is not Grade.PACKED:
+        return [
+            _lay_out([(0, [_row(sequences, number)]) for unit in units for number in unit], sequences, starts)
+            for units in _padded(sequences, _units(sequences, chosen, whole=whole), micro_tokens, grade)
+        ]
     packed = sorted(bundles(sequences, chosen, micro_tokens, whole=whole), key=lambda one: one.length, reverse=True)
     batches: list[list[PackedRow]] = []
     room = 0
@@ -109,7 +141,30 @@ def micro_batches(
             batches.append([*bundle.rows.values()])
             room = micro_tokens
         room -= bundle.length
-    return [_lay_out(batch, sequences, starts) for batch in batches]
+    return [_lay_out(_alike(batch), sequences, starts) for batch in batches]
+
+
+def _row(sequences: Sequence[Sequences], number: int) -> PackedRow:
+    return PackedRow(sequences[number].prompt, [number])
+
+
+def _padded(
+    sequences: Sequence[Sequences], units: list[list[int]], micro_tokens: int, grade: Grade
+) -> list[list[list[int]]]:
+    """The units of each micro-batch, in which every row is as long as the longest."""
+
+    def length(unit: list[int]) -> int:
+        return max(len(sequences[number].prompt) + len(sequences[number].response) for number in unit)
+
+    found: list[list[list[int]]] = []
+    room = 0  # rows
+    for unit in sorted(units, key=length, reverse=True):
+        if grade is Grade.ALONE or not found or len(unit) > room:
+            found.append([])
+            room = micro_tokens // length(unit)
+        found[-1].append(unit)
+        room -= len(unit)
+    return found
 
 
 def bundles(sequences: Sequence[Sequences], chosen: Sequence[int], micro_tokens: int, *, whole: bool) -> list[Bundle]:
@@ -143,10 +198,13 @@ def _sample(sequences: Sequence[Sequences], number: int) -> int:
     return number if sample is None else sample
 
 
-def _lay_out(group: list[PackedRow], sequences: Sequence[Sequences], starts: Ints) -> MicroBatch:
+def _lay_out(alike: list[tuple[int, list[PackedRow]]], sequences: Sequence[Sequences], starts: Ints) -> MicroBatch:
+    """`alike`: rows, and how many tokens they share (`_alike`)."""
     tokens, positions = list[Ints](), list[Ints]()
     bounds, prefixes = list[tuple[int, ...]](), list[tuple[int, int]]()
-    predictors, targets, flat, numbers = [], [], [], []
+    predictors, targets, flat, numbers, orders, floors = [], [], [], [], list[Ints](), []
+    here = [number for _, rows in alike for row in rows for number in row.sequences]
+    floored = any(sequences[number].floors is not None for number in here)
     at = 0
 
     def put(some: NDArray[Any], position: int) -> int:
@@ -155,7 +213,7 @@ def _lay_out(group: list[PackedRow], sequences: Sequence[Sequences], starts: Int
         positions.append(np.arange(position, position + len(some)))
         return at + len(some)
 
-    for shared, rows in _alike(group):
+    for shared, rows in alike:
         prefix = at, at + shared
         if shared:
             bounds.append((at, put(rows[0].prompt[:shared], 0)))
@@ -173,6 +231,10 @@ def _lay_out(group: list[PackedRow], sequences: Sequence[Sequences], starts: Int
                 targets.append(tokens[-1][own])
                 flat.append(np.arange(starts[number], starts[number + 1]))
                 numbers.append(np.full(sequence.size, _sample(sequences, number)))
+                orders.append(np.full(sequence.size, len(orders)))
+                if floored:
+                    given = sequence.floors
+                    floors.append(np.full(sequence.size, -np.inf, np.float32) if given is None else given[own])
                 bound.append(at)
             bounds.append(tuple(bound))
             prefixes.append(prefix if shared else (0, 0))
@@ -185,7 +247,9 @@ def _lay_out(group: list[PackedRow], sequences: Sequence[Sequences], starts: Int
         np.concatenate(targets),
         np.concatenate(flat),
         np.concatenate(numbers),
-        tuple(number for _, rows in _alike(group) for row in rows for number in row.sequences),
+        np.concatenate(orders),
+        tuple(here),
+        np.concatenate(floors) if floored else None,
     )
 
 

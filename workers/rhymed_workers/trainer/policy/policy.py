@@ -1,11 +1,13 @@
 """The language model as the loss sees it: log-probs and entropies of response tokens, and their gradient.
 
-One module, in whose forward hidden states and the head's loss are made. Top-k, top-p and min-p are not applied, as
-usual in the field. Knows nothing of rewards or optimizers.
+One module, in whose forward hidden states and the head's loss are made. Where the engine drew from some tokens only
+(top-k, top-p, min-p), log-probs and entropies are those among the tokens that the batch's floors leave. Knows nothing
+of rewards or optimizers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,22 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhymed.errors import TrainerError
+from rhymed.core.errors import TrainerError
 from rhymed_workers.trainer.policy import sharded
 from rhymed_workers.trainer.policy.backbone import Compute, device_of, hidden_states, load_model, prepare
+from rhymed_workers.trainer.policy.grades import grade_of
 from rhymed_workers.trainer.policy.head import DenseHeadLoss, DenseLoss, Head, HeadLoss, Loss
 from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.publish import unique
-from rhymed_workers.trainer.saving.snapshot import Write, taken
+from rhymed_workers.trainer.saving import Write, copied
 
-UNKNOWN_HEADS = (
-    "final_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-    "lm_head_multiplier",
-    "output_multiplier",
-)
-"""Configuration keys of models that change logits after the head's matrix product, which `Head` does not."""
+FACTORS, DIVISORS, CAP = ("logit_scale", "lm_head_multiplier"), ("logits_scaling",), "final_logit_softcapping"
+"""Configuration keys of models that change logits after the head's matrix product: by factors, then by a soft cap."""
+UNKNOWN_HEADS = ("output_multiplier",)
+"""Those that `Head` does not know."""
+MULTIPLIES = "hyperclovax"
+"""The type of models that multiply by `DIVISORS`."""
 
 
 class Scores(Protocol):
@@ -47,6 +48,7 @@ class Policy(nn.Module):
     def __init__(self, model: Any, temperature: float = 1.0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.model = prepare(model)
+        self.grade = grade_of(self.model)
         self.temperature, self.dtype = temperature, dtype
         _ = self.head
 
@@ -72,11 +74,14 @@ class Policy(nn.Module):
     def head(self) -> Head:
         config = self.model.config.get_text_config()
         layer = self.model.get_output_embeddings()
-        odd = [key for key in UNKNOWN_HEADS if getattr(config, key, None) not in (None, 1.0)]
+        unknown = UNKNOWN_HEADS + (DIVISORS if config.model_type.startswith(MULTIPLIES) else ())
+        odd = [key for key in unknown if getattr(config, key, None) not in (None, 1.0)]
         if odd or type(layer) is not nn.Linear or layer.bias is not None:
             what = ", ".join(odd) or "an output head that is not a plain matrix"
             raise TrainerError(f"{type(self.model).__name__} cannot be trained: it has {what}")
-        return Head(layer.weight, self.temperature, self.dtype)
+        scale = math.prod(getattr(config, key, None) or 1.0 for key in FACTORS)
+        scale /= math.prod(getattr(config, key, None) or 1.0 for key in DIVISORS)
+        return Head(layer.weight, self.temperature, self.dtype, scale, getattr(config, CAP, None) or None)
 
     def trained(self) -> list[nn.Parameter]:
         """The parameters that the optimizer changes."""
@@ -87,7 +92,7 @@ class Policy(nn.Module):
         if sharded.is_sharded(self.model):
             content = sharded.gather(self.model)
         else:
-            content = taken(dict(unique(self.model.state_dict().items())), copy=copy)
+            content = copied(dict(unique(self.model.state_dict().items())), copy=copy)
 
         def write(folder: Path) -> None:
             if content:
@@ -123,7 +128,8 @@ class Policy(nn.Module):
     @torch.no_grad()
     def logprobs(self, batch: MicroBatch) -> Tensor:
         """(N,) log-probs of the batch's response tokens, in the batch's order."""
-        found_N: Tensor = self(lambda: self.head.logprobs(self.hidden(batch), self._to_device(batch.target_N)))
+        target_N, floor_N = self._to_device(batch.target_N), self._floors(batch)
+        found_N: Tensor = self(lambda: self.head.logprobs(self.hidden(batch), target_N, floor_N))
         return found_N
 
     def backward(self, batch: MicroBatch, loss: Loss, *, whole_sequences: bool = False) -> Tensor:
@@ -132,10 +138,12 @@ class Policy(nn.Module):
         `whole_sequences`: the loss is called once, with all tokens of the batch.
         """
         target_N, flat_N = self._to_device(batch.target_N), self._to_device(batch.flat_N)
+        floor_N = self._floors(batch)
 
         def work() -> Tensor:
             head, hidden_NH = self.head, self.hidden(batch)
-            value: Tensor = HeadLoss.apply(hidden_NH, head.weight_VH, head, target_N, flat_N, loss, whole_sequences)
+            about = head, target_N, flat_N, loss, whole_sequences, floor_N
+            value: Tensor = HeadLoss.apply(hidden_NH, head.weight_VH, *about)
             return value
 
         return self.differentiate(work)
@@ -189,6 +197,9 @@ class Policy(nn.Module):
     def hidden(self, batch: MicroBatch) -> Tensor:
         """(N, H) last hidden states that predict the response tokens."""
         return hidden_states(self.model, batch, self.dtype)
+
+    def _floors(self, batch: MicroBatch) -> Tensor | None:
+        return None if batch.floor_N is None else self._to_device(batch.floor_N)
 
     def _to_device(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)

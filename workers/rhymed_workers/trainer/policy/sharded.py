@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rhymed.errors import TrainerError
+from rhymed.core.errors import TrainerError
 from rhymed_workers.lora.layers import outline
-from rhymed_workers.trainer.policy import runtime
+from rhymed_workers.trainer.policy import backbone
 from rhymed_workers.trainer.policy.backbone import Compute, layers_of, load_model, prepare
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -43,7 +43,7 @@ def load(
     _shard(module, getattr(torch, compute.dtype), mesh)
     _fill(module, source)
     if compute.deterministic:
-        runtime.make_deterministic()  # not before: it would write to all empty memory
+        backbone.make_deterministic()  # not before: it would write to all empty memory
     return module
 
 

@@ -22,9 +22,9 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.config import Teacher
-from rhymed.errors import TrainerError
-from rhymed.text import truncated
+from rhymed.core.config import Teacher
+from rhymed.core.errors import TrainerError
+from rhymed.core.text import truncated
 
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # between attempts
 WATCH_S = 0.25

@@ -13,8 +13,8 @@ from typing import Any
 
 import aiohttp
 
-from rhymed.config import Config
-from rhymed.errors import ConfigError, TrainerError
+from rhymed.core.config import Config
+from rhymed.core.errors import ConfigError, TrainerError
 from rhymed.inputs.models import context_of, resolve_model, resolve_second
 from rhymed.inputs.render import load_tokenizer
 from rhymed_workers.trainer.teacher.remote import Served, ask, served, session_of
@@ -34,7 +34,7 @@ class Found:
     context: int | None = None  # tokens; None: unknown
 
 
-def find(config: Config, patience_s: float | None = None) -> Found:
+def find_teacher(config: Config, patience_s: float | None = None) -> Found:
     """Raises `ConfigError` for a teacher that is missing or does not fit, `TrainerError` for a server that fails.
 
     `patience_s`: for a server that fails at first; None: it should be up already.

@@ -1,0 +1,1 @@
+"""`python -m benchmarks agents`: samples in turns, from the slots of engines to the tools that answer."""

@@ -1,0 +1,1 @@
+"""`python -m benchmarks gpu`: everything that has to be measured on a GPU, as one command with parts."""

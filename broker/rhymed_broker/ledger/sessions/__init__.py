@@ -1,1 +1,0 @@
-"""Samples in turns: which environment worker answers which of them."""

@@ -1,1 +1,0 @@
-"""Advice on a run's health: what is wrong in its newest steps, and what to change."""

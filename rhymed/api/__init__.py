@@ -1,6 +1,0 @@
-"""`rhymed.train`, `rhymed.open_run` and what they return: the commands, for scripts and notebooks."""
-
-from rhymed.api.run import Run, open_run
-from rhymed.api.training import train, train_async
-
-__all__ = ["Run", "open_run", "train", "train_async"]

@@ -1,1 +1,0 @@
-"""`rhymed bench agents`: samples in turns, from the slots of engines to the tools that answer."""

@@ -1,1 +1,0 @@
-"""`rhymed bench cluster`: what placement by Ray costs, and how long a run takes to recover from lost machines."""

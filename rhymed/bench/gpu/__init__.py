@@ -1,1 +1,0 @@
-"""`rhymed bench gpu`: everything that has to be measured on a GPU, as one command with parts."""

@@ -1,1 +1,0 @@
-"""`rhymed bench hosts`: weights from one trainer to several hosts, each a network namespace of this machine."""

@@ -1,1 +1,0 @@
-"""`rhymed bench sampler`: keyed sampling on this machine, on the CPU and on a GPU."""

@@ -1,1 +1,0 @@
-"""`rhymed bench whole`: what scheduling, drafts, both, overlap and staleness 1 gain over plain training."""

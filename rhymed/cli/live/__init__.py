@@ -1,1 +1,0 @@
-"""Commands that watch or steer a living run."""

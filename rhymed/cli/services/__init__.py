@@ -1,1 +1,0 @@
-"""Commands that run one process of a run."""

@@ -1,1 +1,0 @@
-"""Commands that prepare a folder or a shell."""

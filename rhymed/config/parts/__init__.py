@@ -1,1 +1,0 @@
-"""Tables inside `[trainer]`, `[environment]`, and `[placement]` with its own, a file each."""

@@ -1,0 +1,292 @@
+"""Reads a TOML file, the environment, `-o key=value` and settings of a program into a `Config`; the later wins.
+
+Errors name the key and its place: the file and line, the option, the variable or the setting that set it.
+`rhymed.core.config.explain` words the errors.
+
+`key_lines` finds the line of a key in the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rhymed.core.config.config import Config
+from rhymed.core.config.explain import explain, field_of
+from rhymed.core.errors import ConfigError
+from rhymed.core.text import quoted, short, truncated
+
+ENV_PREFIX = "RHYMED_"
+"""`RHYMED_TRAINER__LR=2e-6` sets `trainer.lr`. Names without a double underscore are no settings."""
+
+QUOTED = 120  # characters of an option in an error
+
+CONFIG_SUFFIXES = (".toml", ".json")
+
+RUN_CONFIG = "config.json"
+OF_A_RUN = ("id.json", "lock", "store")
+"""Files next to the configuration in a run's folder, and in a backup."""
+
+
+@dataclass
+class Origin:
+    """What set each key."""
+
+    path: Path | None
+    lines: dict[Key, int] = field(default_factory=dict)
+    changes: dict[Key, str] = field(default_factory=dict)  # key -> the option or variable
+
+    def place(self, key: Key, message: str) -> str:
+        """Where the first key named in the message was set, else the key itself, else the file."""
+        named = [(*key, *word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]
+        for name in named:
+            if name in self.changes:
+                return self.changes[name]
+        for change, text in self.changes.items():
+            created = key and key not in self.lines and change[: len(key)] == key  # a section that is not in the file
+            if change == key[: len(change)] or created:
+                return text
+        line = next((self.lines[name] for name in (*named, key) if name in self.lines), None) or line_of(
+            key, self.lines
+        )
+        where = str(self.path) if self.path else "configuration"
+        return f"{where}, line {line}" if line else where
+
+
+def is_setting(variable: str) -> bool:
+    """Whether an environment variable with this name sets a key."""
+    return variable.startswith(ENV_PREFIX) and "__" in variable
+
+
+def load_config(
+    path: Path | None,
+    overrides: Iterable[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    settings: Mapping[str, Any] | None = None,
+) -> Config:
+    """`settings`: key -> value, e.g. {"trainer.lr": 2e-6}. Raises `ConfigError` with one line per error."""
+    text = _text(path) if path else ""
+    tree = _at_its_place(path, _parse(path, text)) if path else {}
+    origin = Origin(path, key_lines(text) if path and path.suffix != ".json" else {})
+    for name, value in sorted(environ.items()):
+        if is_setting(name):
+            keys = name.removeprefix(ENV_PREFIX).lower().split("__")
+            _change(tree, keys, value, f"environment {truncated(f'{name}={value}', QUOTED)}", origin)
+    for item in overrides:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"-o {truncated(item, QUOTED)}: write it as key=value, e.g. -o trainer.lr=2e-6")
+        _change(tree, key.strip().split("."), value.strip(), f"-o {truncated(item, QUOTED)}", origin)
+    for key, given in (settings or {}).items():
+        _set(tree, key.split("."), given, f"{key} = {short(given)}", origin)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        lines = [(tuple(row["loc"]), line) for row in error.errors() for line in explain(row).splitlines()]
+        raise ConfigError("\n".join(_placed(origin.place(key, line), line) for key, line in lines)) from None
+
+
+def _placed(place: str, line: str) -> str:
+    """A keyword of Python is its own place: the line names it already."""
+    key, equals, _ = place.partition(" = ")
+    return line if equals and line.startswith((f"{key} = ", f"{key}: ")) else f"{place}: {line}"
+
+
+def is_of_run(path: Path) -> bool:
+    """A file that a run has written into its folder, and not one of a user's that has the same name."""
+    return path.name == RUN_CONFIG and any((path.parent / name).exists() for name in OF_A_RUN)
+
+
+def _at_its_place(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
+    """A run's own file contains the path that the run had when it was written. If the folder has been copied or
+    renamed since, the run is the one in the folder that was named."""
+    folder = path.parent
+    run = tree.get("run", {})
+    if not is_of_run(path) or not isinstance(run, dict):
+        return tree
+    recorded = Path(str(run.get("folder", "")), str(run.get("name", "")))
+    with contextlib.suppress(OSError):
+        if recorded.samefile(folder):  # perhaps by a link: its processes use this name
+            return tree
+    here = folder.resolve()
+    return {**tree, "run": {**run, "folder": str(here.parent), "name": here.name}}
+
+
+def load_run(folder: Path) -> Config:
+    """The configuration of the run in this folder; the environment does not change it. Raises `ConfigError`."""
+    return load_config(folder / RUN_CONFIG, (), {})
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except IsADirectoryError:
+        resume = (
+            f"; to continue that run: rhymed run --resume {quoted(path)}" if (path / "config.json").exists() else ""
+        )
+        raise ConfigError(f"{path}: Is a directory; give a TOML file{resume}") from None
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: {error.strerror} (relative to {Path.cwd()}){_similar_file(path)}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text ({error.reason}, byte {error.start}); give a TOML file") from None
+
+
+def _similar_file(path: Path) -> str:
+    """Suggests a TOML file of the same folder or of configs/."""
+    folders = {path.parent, Path("configs")}
+    files = [str(file) for folder in folders if folder.is_dir() for file in folder.glob("*.toml")]
+    close = difflib.get_close_matches(str(path), files, n=1) or [
+        file for file in files if Path(file).stem == path.stem
+    ]
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        if path.suffix == ".json":
+            return _object(json.loads(text))
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(_syntax(path, text, str(error))) from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not a run's configuration: {error}") from None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"an object of sections is needed, not {json.dumps(value)[:60]}")
+    return value
+
+
+def _syntax(path: Path, text: str, message: str) -> str:
+    """TOML's error with its line and the likely fix."""
+    if path.suffix not in CONFIG_SUFFIXES:
+        return f"{path}: not TOML ({message}); a configuration is a TOML file, see configs/quickstart.toml"
+    place = re.search(r" \(at line (\d+), column (\d+)\)", message)
+    if not place:
+        return f"{path}: not TOML: {message}"
+    number, problem = int(place[1]), message[: place.start()]
+    lines = text.splitlines()
+    line = lines[number - 1].strip() if number <= len(lines) else ""
+    return f"{path}, line {number}: not TOML: {problem}{_fix(problem, line)} (the line: {line[:80]})"
+
+
+def _fix(problem: str, line: str) -> str:
+    value = line.partition("=")[2].strip()
+    if problem == "Invalid value" and value in ("True", "False", "None"):
+        return f": write {value.lower()}" if value != "None" else ": leave the key out instead"
+    if problem == "Invalid value" and value[:1].isalpha():
+        return f': text needs quotes, "{value}"'
+    if problem in ("Cannot overwrite a value", "Cannot declare", "Cannot mutate immutable namespace"):
+        return ": the key or section is defined twice"
+    return ""
+
+
+def _change(tree: dict[str, Any], keys: list[str], text: str, place: str, origin: Origin) -> None:
+    _set(tree, keys, _value(text, _path(keys)), place, origin)
+
+
+def _set(tree: dict[str, Any], keys: list[str], value: Any, place: str, origin: Origin) -> None:
+    path = _path(keys)
+    node: Any = tree
+    for key in path[:-1]:
+        node = _below(node, key, place)
+    try:
+        node[path[-1]] = value
+    except (IndexError, TypeError):
+        raise ConfigError(f"{place}: there is no entry {path[-1]} to change") from None
+    origin.changes[path] = place
+
+
+def _path(keys: list[str]) -> Key:
+    return tuple(int(key) if key.isdigit() else key for key in keys)
+
+
+def _below(node: Any, key: str | int, place: str) -> Any:
+    try:
+        if isinstance(key, str) and node.get(key) is None:  # also null, as a run writes a section that is left out
+            node[key] = {}
+        child = node[key]
+    except (IndexError, KeyError, TypeError, AttributeError):
+        raise ConfigError(f"{place}: there is no entry {key} to change") from None
+    if not isinstance(child, dict | list):
+        raise ConfigError(f"{place}: {key} is not a section")
+    return child
+
+
+def _value(text: str, key: Key) -> Any:
+    """The text parsed as a TOML value; as it is if that fails or if the setting is text."""
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except (ValueError, RecursionError):  # ValueError: of TOML's syntax, or a number of thousands of digits
+        return text
+    field = field_of(key)
+    return text if field is not None and field.annotation is str and not isinstance(value, str) else value
+
+
+# The line of each key in a TOML file, for error messages. Parses no values: `tomllib` has accepted the text before.
+#
+# A key inside an inline table or a list over several lines has the line on which that starts.
+
+Key = tuple[str | int, ...]
+
+HEADER = re.compile(r"\s*\[(\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
+ASSIGNMENT = re.compile(
+    r"\s*((?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*'))*)\s*="
+)
+PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([A-Za-z0-9_-]+)")
+QUOTES = re.compile(r'"""|' + "'''")
+
+
+def key_lines(text: str) -> dict[Key, int]:
+    """Key path -> its first line, from 1; entries of `[[a.b]]` are `("a", "b", 0)` and so on."""
+    lines: dict[Key, int] = {}
+    entries: dict[Key, int] = {}
+    table: Key = ()
+    open_text = ""  # the quotes that will end a multi-line string
+    for number, line in enumerate(text.splitlines(), 1):
+        if open_text:
+            open_text = "" if open_text in line else open_text
+            continue
+        if header := HEADER.match(line):
+            table = _split(header[2])
+            if header[1]:
+                lines.setdefault(table, number)
+                entries[table] = entries.get(table, -1) + 1
+                table = (*table, entries[table])
+            elif table[:-1] in entries:  # [a.b.c] below [[a.b]]
+                table = (*table[:-1], entries[table[:-1]], table[-1])
+            lines.setdefault(table, number)
+        elif assignment := ASSIGNMENT.match(line):
+            key = _split(assignment[1])
+            for end in range(1, len(key) + 1):
+                lines.setdefault((*table, *key[:end]), number)
+        quotes = QUOTES.findall(line)
+        open_text = quotes[-1] if len(quotes) % 2 else ""
+    return lines
+
+
+def line_of(key: Key, lines: Mapping[Key, int]) -> int | None:
+    """The line of the key, else of the innermost table that contains it."""
+    for end in range(len(key), 0, -1):
+        if key[:end] in lines:
+            return lines[key[:end]]
+    return None
+
+
+def _split(dotted: str) -> Key:
+    return tuple(match[1] or match[2] or match[3] for match in PART.finditer(dotted))

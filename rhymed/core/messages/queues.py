@@ -1,0 +1,109 @@
+"""The broker's answers: the run, and snapshots of its state."""
+
+from __future__ import annotations
+
+from rhymed.core.messages.base import Message, Part
+from rhymed.core.messages.broker import Usage
+from rhymed.core.messages.fields import Amount, Count, Line, Numbers, PromptId, Report, Step, Version, Word, Worded
+from rhymed.core.messages.samples import Holding, Role
+
+
+class Welcome(Message, Worded, frozen=True, kw_only=True, tag="welcome"):
+    """Broker's answer to Join."""
+
+    run: Line  # the run's name
+    heartbeat_s: Amount
+    lost_after_s: Amount  # seconds without a heartbeat after which the worker's samples go to others
+    step: Step  # trainer: first step that it will get
+
+
+class WorkerRow(Part, Worded, frozen=True, kw_only=True):
+    worker: Word
+    role: Role
+    host: Word
+    pid: Count
+    slots: Count
+    version: Version
+    phase: Word
+    silent_s: Amount  # since the last heartbeat
+    holding: list[Holding]  # empty in a brief answer
+    stats: Numbers = {}
+    held: Count = 0  # number of samples it holds
+    parked: Count = 0  # of these, complete but waiting for newer weights
+    accept_length: Amount = 0.0  # tokens per forward pass in its last samples, 1 without drafts; 0: unknown
+    drained: bool = False  # gets no new work, see Drain
+    usage: Usage | None = None  # as in its last heartbeat
+
+
+class GroupRow(Part, frozen=True, kw_only=True):
+    """Progress of one prompt's samples. All counts but `longest` sum to the group size."""
+
+    prompt: PromptId
+    waiting: Count
+    running: Count
+    written: Count  # generated, or being scored
+    settled: Count  # scored, filtered or dropped
+    turned: Count = 0  # with a turn, or not begun, for their environment to answer
+    acting: Count = 0  # being answered by their environment
+    longest: Count = 0  # tokens, among running, turned and acting samples
+
+
+class StepRow(Part, Worded, frozen=True, kw_only=True):
+    step: Step
+    states: dict[Word, Count]  # ledger state -> samples
+    groups_ready: Count
+    groups: Count  # those without signal included, and those that replaced them
+    filtered: Count = 0  # of these, dropped because they had no signal
+    refilled: Count = 0  # of these, added in their places
+    open_s: Amount
+    rows: list[GroupRow] = []  # some groups: running ones, longest first, then waiting, then complete ones
+
+
+class Queues(Message, Worded, frozen=True, kw_only=True, tag="queues"):
+    """Broker's answer to GetQueues: a snapshot."""
+
+    run: Line
+    uptime_s: Amount
+    version: Version  # newest published policy version
+    step: Step  # next step to train
+    steps: Count  # steps in the whole run
+    finished: bool
+    queues: dict[Word, Count]  # waiting, running, generated, scoring, scored, training, trained, filtered, dropped
+    oldest_s: Numbers  # queue -> age of its oldest sample in that state
+    workers: list[WorkerRow]
+    open_steps: list[StepRow]  # includes evaluations: their step is EVAL + version
+    metrics: Numbers = {}  # of the last trained step
+    val: Numbers = {}  # of the newest evaluation; val/version: its policy version
+    lag_ms: Amount = 0.0  # event-loop lag, 99th percentile of the last seconds
+    counts: dict[Word, Count] = {}  # counters since the broker started: tokens, lost (workers); event -> samples
+    store: Numbers = {}  # numbers of StoreStats, a few seconds old; empty: none received yet
+    troubles: list[Report] = []  # reasons why the run makes no progress, as sentences
+    paused: bool = False  # see Pause
+
+
+class Moment(Part, Worded, frozen=True, kw_only=True):
+    """An event in the life of a sample."""
+
+    ago_s: Amount
+    event: Word  # of the ledger's transition table, docs/ledger.md
+    who: Line = ""  # a worker, or a reason
+
+
+class Member(Part, Worded, frozen=True, kw_only=True):
+    """The broker's view of one sample of a group."""
+
+    index: Count
+    state: Word  # of the ledger's transition table
+    worker: Word  # that holds it; empty: none
+    tokens: Count  # generated so far
+    reward: float | None = None
+    story: list[Moment] = []  # its first event and the newest ones
+
+
+class Group(Message, frozen=True, kw_only=True, tag="group"):
+    """Broker's answer to GetGroup."""
+
+    step: Step
+    prompt: PromptId
+    members: list[Member]  # empty: the step is not open, or has no such prompt
+    expected: Amount = 0.0  # response tokens per sample, forecast when the step was opened; 0: unknown

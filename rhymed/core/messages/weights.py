@@ -1,0 +1,92 @@
+"""To the trainer's weights address and to relays, and their answers."""
+
+from __future__ import annotations
+
+from rhymed.core.messages.base import Message, Part
+from rhymed.core.messages.fields import Amount, Count, Exact, Line, Token, Version, Word, Worded, WorkerName
+
+
+class GetManifest(Message, frozen=True, kw_only=True, tag="get_manifest"):
+    """Rollout worker -> trainer: location of this version's file. Answered by Manifest."""
+
+    version: Version
+    algorithms: list[Token] = []  # digests that the worker can compute besides blake2b, the fastest first
+
+
+class FailedSlice(Part, Worded, frozen=True, kw_only=True):
+    """A slice that a relay did not deliver, or delivered damaged."""
+
+    index: Count
+    source: Line  # the relay's address
+
+
+class NextSlices(Message, Worded, frozen=True, kw_only=True, tag="next_slices"):
+    """Rollout worker on another host -> trainer: what was stored since the last request, and a request for sources of
+    further slices. Answered by SliceSources."""
+
+    edition: Token  # of the file, see Manifest
+    worker: WorkerName
+    algorithm: Token  # of the digests in the answer
+    begin: bool = False  # nothing of this edition is stored yet
+    relay: Line = ""  # address at which the worker serves the slices that it has stored; empty: it serves none
+    stored: list[Count] = []  # verified slices, since the last request
+    failed: list[FailedSlice] = []  # since the last request
+    want: Count = 0  # slices, at most
+    wait_s: Amount = 0.0  # how long the trainer may wait until there is a source
+
+
+class GetSlice(Message, frozen=True, kw_only=True, tag="get_slice"):
+    """Rollout worker on another host -> trainer or relay: one slice. Answered by Slice + one frame."""
+
+    edition: Token
+    index: Count
+    base: Token = ""  # edition of the same size whose file the worker has: the slice may be sent as changes to it
+
+
+class GetStream(Message, frozen=True, kw_only=True, tag="get_stream"):
+    """Rollout worker on another host -> trainer or relay: a TCP connection that carries slices faster than this link.
+    Answered by Stream."""
+
+
+ToRelay = GetSlice | GetStream
+ToWeights = GetManifest | NextSlices | GetSlice | GetStream
+
+
+class Manifest(Message, Worded, frozen=True, kw_only=True, tag="manifest"):
+    """One safetensors file per version. Workers on `host` read `path`; others fetch it in slices of equal size."""
+
+    version: Version
+    edition: Token  # random id of this file: after a rollback, version numbers repeat
+    host: Word  # identity of the machine (its boot id), not a name to connect to
+    path: Exact
+    size: Count  # bytes
+    slice_bytes: Count  # of all slices but the last, which is what remains
+    algorithm: Token  # of the slices' digests: the first of the worker's that the trainer has
+
+
+class SliceSource(Part, Worded, frozen=True, kw_only=True):
+    """Where a worker gets one slice."""
+
+    index: Count
+    digest: Token  # hex, of the whole slice, also if it is sent as changes
+    source: Line = ""  # address of a relay; empty: the trainer
+
+
+class SliceSources(Message, frozen=True, kw_only=True, tag="slice_sources"):
+    """Answer to NextSlices. Empty: nothing to fetch now; other workers are receiving what is missing."""
+
+    slices: list[SliceSource] = []
+
+
+class Slice(Message, frozen=True, kw_only=True, tag="slice"):
+    """Answer to GetSlice. The frame is the slice, or its changes (`rhymed_workers.weights.server`)."""
+
+    base: Token = ""  # edition that the changes apply to; empty: the frame is the slice
+
+
+class Stream(Message, frozen=True, kw_only=True, tag="stream"):
+    """Answer to GetStream: where to connect, once and within seconds. The ticket is the connection's first bytes."""
+
+    port: Count = 0  # on the host that was asked; 0: it has no such connections
+    ticket: bytes = b""
+    key: bytes = b""  # seals the connection with AES-256-GCM; empty on a link without keys

@@ -1,0 +1,83 @@
+"""Asks a living run's broker for its queues.
+
+`ask` is one question. The two streams differ in what silence means: `poll` yields None for it and never ends, so the
+caller decides; `follow` ends with the run, and raises if a broker that answered before stays silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+
+from rhymed.core.errors import ConfigError, DeadlineExceeded, PeerGone, WireError
+from rhymed.core.messages import GetQueues, Queues
+from rhymed.core.run.layout import RunLayout
+from rhymed.core.wire.addresses import is_removed
+from rhymed.core.wire.sockets import Client
+
+DEADLINE_S = 5.0
+POLL_S = 0.5
+POLL_DEADLINE_S = 3.0
+REFRESH_S = 1.0
+PATIENCE_S = 60.0  # the broker may be restarting
+
+
+async def ask(client: Client, *, brief: bool = True, worker: str = "", deadline_s: float = POLL_DEADLINE_S) -> Queues:
+    """One snapshot; `brief` leaves out the samples that workers hold, but for `worker`. Raises `WireError`."""
+    answer = (await client.request(GetQueues(brief=brief, worker=worker), deadline_s=deadline_s)).message
+    assert isinstance(answer, Queues), f"the broker answered GetQueues with {type(answer).__name__}"
+    return answer
+
+
+async def ask_or_explain(client: Client) -> Queues:
+    """One full snapshot. If there is none, the error says how to name another run."""
+    if is_removed(client.address):
+        raise ConfigError(
+            f"no run is alive at {client.address}: it ended or has not started; --run FOLDER names another"
+        )
+    return await _ask_in_full(client)
+
+
+async def _ask_in_full(client: Client) -> Queues:
+    try:
+        return await ask(client, brief=False, deadline_s=DEADLINE_S)
+    except DeadlineExceeded:
+        raise DeadlineExceeded(
+            f"no broker answered at {client.address} within {DEADLINE_S:g} s: is the run alive? `rhymed run` starts"
+            " one; --run FOLDER or --broker ADDRESS names another"
+        ) from None
+
+
+async def follow(client: Client, *, once: bool = False) -> AsyncGenerator[Queues, None]:
+    """Full snapshots: one, or one per second until the run is over. Raises as `ask_or_explain` does."""
+    snapshot = await ask_or_explain(client)
+    yield snapshot
+    answered = time.monotonic()
+    while not (once or snapshot.finished):
+        await asyncio.sleep(REFRESH_S)
+        try:
+            snapshot = await _ask_in_full(client)
+        except (DeadlineExceeded, PeerGone):
+            if is_removed(client.address):
+                return
+            if time.monotonic() - answered > PATIENCE_S:
+                raise
+            continue
+        answered = time.monotonic()
+        yield snapshot
+
+
+async def poll(layout: RunLayout, every_s: float | None = None) -> AsyncGenerator[Queues | None, None]:
+    """Brief snapshots, by default twice per second; None while the broker does not answer. Never ends by itself."""
+    client = Client(layout.broker, peer="broker", keys=layout.keys("viewer"))
+    try:
+        while True:
+            snapshot: Queues | None = None
+            with contextlib.suppress(WireError):
+                snapshot = await ask(client)
+            yield snapshot
+            await asyncio.sleep(POLL_S if every_s is None else every_s)
+    finally:
+        client.close()

@@ -1,1 +1,0 @@
-"""What a response is made of: its text by drafts, and its turns."""

@@ -1,1 +1,0 @@
-"""Columns that training learns from: right answers and demonstrations, as tokens."""

@@ -1,1 +1,0 @@
-"""Reads the logs of a run: one file per process, one JSON object per line."""

@@ -1,1 +1,0 @@
-"""Which head has a run: a file that its owner renews, for places where no lock works."""

@@ -1,0 +1,287 @@
+"""The dashboard's HTTP routes; docs/http.md says what each of them answers.
+
+Every answer is made in the source's thread and leaves as bytes: the event loop reads no files and encodes nothing.
+Does not know what started it, nor its address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from aiohttp import web
+
+from rhymed.core.errors import ConfigError, MalformedMessage, Overloaded, RhymedError, UnknownSample
+from rhymed.core.http import CONNECTIONS
+from rhymed.core.tasks import watched
+from rhymed.show.dashboard.auth import HEADERS, OPEN_TO_ALL, AccessControl, AccessDenied, SetCookie
+from rhymed.show.dashboard.data.source import Source, encode
+from rhymed.show.dashboard.data.thread import SourceThread
+from rhymed.show.dashboard.snapshots import LiveRun
+from rhymed.show.dashboard.stream import ClientStream, Feed, integer, number, whole
+
+COMPRESS_BYTES = 16 << 10  # answers from this size on are compressed if the client accepts it
+Work = Callable[[Source], Any]
+
+
+class App:
+    """`application` is what aiohttp runs."""
+
+    def __init__(self, thread: SourceThread, live: LiveRun, access: AccessControl) -> None:
+        self._thread, self._live = thread, live
+        self._feed = Feed(thread, live)
+        self.application = web.Application(middlewares=[edge(access)])
+        self.application.cleanup_ctx.append(self._watching)
+        self.application.on_shutdown.append(self._close_feed)
+        self.handlers: dict[str, Handler] = {}  # by path
+        get = self._get
+        get("/", _index)
+        get("/static/{path:.+}", _file)
+        get("/health", _health)
+        get("/metrics", self._metrics)
+        get("/events", self._events, allow_head=False)
+        get("/api/run", self._run)
+        get("/api/queues", self._queues)
+        get("/api/steps", self._steps)
+        get("/api/timeline", self._timeline)
+        get("/api/lengths", self._lengths)
+        get("/api/rewards", self._rewards)
+        get("/api/prompts", self._prompts)
+        get("/api/responses", self._responses)
+        get("/api/logs", self._logs)
+        get("/api/prompts/{prompt}", self._prompt)
+        get("/api/samples/{step}/{prompt}/{index}", self._sample)
+        get("/api/store", self._store)
+
+    def _get(self, path: str, handler: Handler, *, allow_head: bool = True) -> None:
+        self.handlers[path] = handler
+        self.application.router.add_get(path, handler, allow_head=allow_head)
+
+    async def _answer(self, request: web.Request, work: Work) -> web.Response:
+        """`work` is called in the source's thread."""
+        compress = "gzip" in request.headers.get("Accept-Encoding", "")
+
+        def make() -> tuple[bytes, bool]:
+            body = encode(work(self._thread.source))
+            if not compress or len(body) < COMPRESS_BYTES:
+                return body, False
+            packer = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+            return packer.compress(body) + packer.flush(), True
+
+        body, compressed = await self._thread.run(make)
+        headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    async def _run(self, request: web.Request) -> web.Response:
+        queues = await self._live.queues()
+        return await self._answer(request, lambda source: source.run(queues))
+
+    async def _queues(self, request: web.Request) -> web.Response:
+        queues = await self._live.queues()
+        return await self._answer(request, lambda source: source.queues(queues))
+
+    async def _steps(self, request: web.Request) -> web.Response:
+        after = integer(request.query, "after", -1)
+        return await self._answer(request, lambda source: source.steps(after))
+
+    async def _timeline(self, request: web.Request) -> web.Response:
+        since = number(request.query.get("since"), "since", 0.0)
+        return await self._answer(request, lambda source: source.timeline(since))
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        from rhymed.show.dashboard import prometheus
+
+        queues = await self._live.queues()
+        if queues is None:
+            return error(503, "the run is not alive, so it has no metrics to scrape")
+        body = await self._thread.run(prometheus.exposition, queues)
+        return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE})
+
+    async def _lengths(self, request: web.Request) -> web.Response:
+        return await self._answer(request, Source.lengths)
+
+    async def _rewards(self, request: web.Request) -> web.Response:
+        return await self._answer(request, Source.rewards)
+
+    async def _prompts(self, request: web.Request) -> web.Response:
+        query, sort = request.query.get("query", ""), request.query.get("sort", "id")
+        offset, limit = integer(request.query, "offset", 0, 0), integer(request.query, "limit", 50, 0)
+        order, kind = request.query.get("order", ""), request.query.get("kind", "")
+        return await self._answer(request, lambda source: source.prompts(query, sort, offset, limit, order, kind))
+
+    async def _responses(self, request: web.Request) -> web.Response:
+        query, start = request.query.get("query", ""), request.query.get("from", "")
+        return await self._answer(request, lambda source: source.responses(query, start))
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        wanted = [
+            request.query.get(name, usual) for name, usual in (("level", "info"), ("process", ""), ("query", ""))
+        ]
+        libraries = integer(request.query, "libraries", 0) != 0
+        return await self._answer(request, lambda source: source.logs(*wanted, libraries=libraries))
+
+    async def _prompt(self, request: web.Request) -> web.Response:
+        return await self._answer(request, lambda source: source.prompt(request.match_info["prompt"]))
+
+    async def _sample(self, request: web.Request) -> web.Response:
+        match = request.match_info
+        step, index = whole(match["step"], "step"), whole(match["index"], "index")
+        by_token = integer(request.query, "tokens", 0) != 0
+        return await self._answer(
+            request, lambda source: source.sample(step, match["prompt"], index, by_token=by_token)
+        )
+
+    async def _store(self, request: web.Request) -> web.Response:
+        queues = await self._live.queues()
+        return await self._answer(request, lambda source: source.store(queues))
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        with self._feed.hub.client() as client, when_lost(request, client.close):
+            begin = request.query.get("after"), request.query.get("since"), request.headers.get("Last-Event-ID")
+            stream = await self._thread.run(ClientStream.begin, self._thread.source, *begin)
+            response = web.StreamResponse(headers={**HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+            response.content_type = "text/event-stream"
+            await response.prepare(request)
+            await self._feed.serve(client, stream, response.write)
+        return response
+
+    async def _close_feed(self, application: web.Application) -> None:
+        self._feed.close()
+
+    async def _watching(self, application: web.Application) -> AsyncIterator[None]:
+        task = watched(self._feed.watch())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _index(request: web.Request) -> web.StreamResponse:
+    return page()
+
+
+async def _file(request: web.Request) -> web.StreamResponse:
+    return await send(request.match_info["path"])
+
+
+async def _health(request: web.Request) -> web.Response:
+    return web.Response(text="ok")
+
+
+# The page's own files. Only the listed types are served, and nothing outside the folder or hidden in it.
+
+STATIC = (Path(__file__).parent / "static").resolve()
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    "": "text/plain; charset=utf-8",
+}
+"""Suffix -> content type."""
+
+SCRIPT = "views/main.js"
+"""Makes the contents of the page."""
+
+
+def page() -> web.Response:
+    """The page of a run."""
+    text = Template((STATIC / "page.html").read_text()).substitute(script=SCRIPT)
+    return web.Response(text=text, headers={"Content-Type": TYPES[".html"], "Cache-Control": "no-cache"})
+
+
+async def send(name: str) -> web.StreamResponse:
+    """Browsers cache it, and ask each time whether it has changed."""
+    file = STATIC / name
+    kind = TYPES.get(file.suffix.lower())
+    if kind is None or not await asyncio.to_thread(_is_inside, file):
+        return error(404, f"the dashboard has no file {name}")
+    return web.FileResponse(file, headers={"Content-Type": kind, "Cache-Control": "no-cache"})
+
+
+def _is_inside(file: Path) -> bool:
+    try:
+        path = file.resolve()
+        return path.is_file() and not any(part.startswith(".") for part in path.relative_to(STATIC).parts)
+    except (OSError, ValueError):
+        return False
+
+
+# What every answer passes through: access control, errors as a status and a sentence, security headers.
+
+log = logging.getLogger(__name__)
+
+COOKIE_S = 30 * 24 * 3600
+STATUS: dict[type[RhymedError], int] = {
+    MalformedMessage: 400,
+    UnknownSample: 404,
+    ConfigError: 404,
+    Overloaded: 503,
+}
+"""All other errors are 500."""
+
+CLOSING = (401, 403, 503)
+"""A refused client keeps no connection."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def edge(access: AccessControl) -> Any:
+
+    @web.middleware
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            cookie = access.check(request.path, request.query_string, request.headers, request.cookies)
+            with _answering(request):
+                response: web.StreamResponse = _redirect(cookie) if cookie else await handler(request)
+        except AccessDenied as refusal:
+            response = error(refusal.status, refusal.text)
+        except web.HTTPException as failure:
+            response = error(failure.status, f"{request.method} {request.path}: {failure.reason.lower()}")
+        except RhymedError as failure:
+            response = error(STATUS.get(type(failure), 500), str(failure))
+        except ConnectionError:
+            raise
+        except Exception as failure:
+            log.exception("an answer of the dashboard failed")
+            response = error(500, f"this is a bug in the dashboard: {type(failure).__name__}")
+        if not response.prepared:
+            response.headers.update(HEADERS)
+            response.headers.setdefault("Cache-Control", "no-store")
+            if response.status in CLOSING:
+                response.force_close()
+        return response
+
+    return checked
+
+
+def _answering(request: web.Request) -> contextlib.AbstractContextManager[None]:
+    connections = request.app.get(CONNECTIONS)
+    if connections is None:  # the application is served in another way
+        return contextlib.nullcontext()
+    return connections.answering(request.transport, proven=request.path not in OPEN_TO_ALL)
+
+
+def when_lost(request: web.Request, call: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Calls it if the client leaves while it is served."""
+    connections = request.app.get(CONNECTIONS)
+    return connections.when_lost(request.transport, call) if connections is not None else contextlib.nullcontext()
+
+
+def error(status: int, text: str) -> web.Response:
+    return web.Response(
+        status=status, text=json.dumps({"error": text}), content_type="application/json", headers={**HEADERS}
+    )
+
+
+def _redirect(cookie: SetCookie) -> web.Response:
+    response = web.Response(status=303, headers={"Location": cookie.location})
+    response.set_cookie(cookie.name, cookie.value, max_age=COOKIE_S, httponly=True, samesite="Lax")
+    return response

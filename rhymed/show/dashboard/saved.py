@@ -1,0 +1,428 @@
+"""The dashboard's page as one file with its data inside: `report.html`, `rhymed view --save`.
+
+It opens from the disk, without server or network. Its content security policy allows the one script and the one style
+sheet of the page, by their hashes, and no request. Any file of the run may be missing or damaged: what cannot be read
+is left out and is a sentence in `problems`. Secrets are hidden in every text. An existing file is replaced
+atomically.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+from string import Template
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymed.core import atomic
+from rhymed.core.errors import ConfigError, RhymedError, UnknownSample
+from rhymed.core.messages import EVAL, SampleId
+from rhymed.core.printable import visible
+from rhymed.core.run import folder as runs
+from rhymed.core.run import timeline
+from rhymed.core.run.layout import RunLayout
+from rhymed.core.run.metrics import Row, drafting, filtering, totals
+from rhymed.core.run.state import state_of
+from rhymed.core.run.timeline import Timeline
+from rhymed.core.secret import HIDDEN, hide, is_secret
+from rhymed.core.text import counted, duration, quoted, size_of, step_phrase
+from rhymed.records.history.folder import RunFolder
+from rhymed.show.dashboard.data import samples
+from rhymed.show.dashboard.data.source import Source, encode
+from rhymed.show.dashboard.routes import SCRIPT, STATIC
+from rhymed_store.columns import SampleColumns
+from rhymed_store.database.reads import SampleRecord
+
+# Selects ten notable samples of a run by fixed rules, so that the same run always shows the same ones.
+#
+# `select` applies the rules in order; each gives candidates and a reason that the reader sees. The first candidate of
+# a prompt that is not shown yet is taken, else the first that is not shown yet. Candidates are training samples; a
+# run without any shows samples of its evaluations. Pure, over the columns of all samples. These do not contain
+# drafts, so the most drafted sample is searched among the `LOOKED` longest.
+
+MOST = 10
+LOOKED = 24
+SHORTEST = 8  # tokens; a share of drafts means nothing in shorter responses
+
+Rows = NDArray[np.int64]
+Rule = tuple[Rows, str]  # candidates in order of preference, and the reason
+
+
+class Pick(NamedTuple):
+    """`nth`: position among the recorded samples of its prompt and step, by index."""
+
+    row: int
+    prompt: str
+    step: int
+    nth: int
+    why: str
+
+
+def select(columns: SampleColumns, share: Callable[[Pick], float | None] = lambda pick: None) -> list[Pick]:
+    """At most `MOST` samples. `share`: share of accepted drafts in a sample's tokens; None if unknown."""
+    rows = _eligible(columns)
+    picks: list[Pick] = []
+    rules = [*_extremes(columns, rows), *_changes(columns, rows), *_drafted(columns, rows, share), *_dropped(columns)]
+    for order, why in [*rules, *_more(columns, rows)]:
+        row = _first_new(columns, order, [chosen.row for chosen in picks]) if len(picks) < MOST else None
+        if row is not None:
+            picks.append(pick(columns, row, why))
+    return picks
+
+
+def _first_new(columns: SampleColumns, order: Rows, chosen: list[int]) -> int | None:
+    fresh = order[~np.isin(order, chosen)]
+    other_prompts = fresh[~np.isin(columns.prompt[fresh], columns.prompt[chosen])]
+    return next((int(rows[0]) for rows in (other_prompts, fresh) if len(rows)), None)
+
+
+def pick(columns: SampleColumns, row: int, why: str) -> Pick:
+    prompt, step = columns.prompt[row], columns.step[row]
+    first = row
+    while first and columns.prompt[first - 1] == prompt and columns.step[first - 1] == step:
+        first -= 1
+    return Pick(row, f"{int(prompt):016x}", int(step), row - first, why)
+
+
+def _eligible(columns: SampleColumns) -> Rows:
+    kept = ~columns.dropped
+    trained = np.flatnonzero(kept & (columns.step >= 0) & (columns.step < EVAL))
+    return trained if len(trained) else np.flatnonzero(kept & (columns.step >= EVAL))
+
+
+def _extremes(columns: SampleColumns, rows: Rows) -> Iterator[Rule]:
+    scored = rows[~np.isnan(columns.reward[rows])]
+    if len(scored):
+        rewards = columns.reward[scored]
+        yield scored[rewards == rewards.max()], f"the highest reward of the run, {rewards.max():g}"
+        yield scored[rewards == rewards.min()], f"the lowest reward of the run, {rewards.min():g}"
+    if len(rows):
+        lengths = columns.length[rows]
+        yield rows[lengths == lengths.max()], f"the longest response, {lengths.max():,} tokens"
+        yield rows[lengths == lengths.min()], f"the shortest response, {lengths.min():,} tokens"
+
+
+def _changes(columns: SampleColumns, rows: Rows) -> Iterator[Rule]:
+    """The prompts whose mean reward rose and fell most between first and last step: a response of the last."""
+    scored = rows[~np.isnan(columns.reward[rows])]
+    if not len(scored):
+        return
+    groups = _groups(columns, scored)
+    firsts: dict[int, tuple[float, float, int]] = {}  # prompt -> mean first, mean last, group last
+    for number, (start, end) in enumerate(groups):
+        prompt, mean = int(columns.prompt[scored[start]]), float(columns.reward[scored[start:end]].mean())
+        before = firsts.get(prompt, (mean, mean, number))
+        firsts[prompt] = (before[0], mean, number)
+    changed = [(last - first, number) for first, last, number in firsts.values() if last != first]
+    ends = dict.fromkeys((max(changed)[0], min(changed)[0])) if changed else ()
+    for change in ends:
+        own = [scored[slice(*groups[number])] for by, number in changed if by == change]
+        best = np.argmax if change > 0 else np.argmin
+        equals = np.array([one[best(columns.reward[one])] for one in own])
+        yield equals, f"the mean reward of its prompt changed by {change:+.3g} from first to last step"
+
+
+def _groups(columns: SampleColumns, rows: Rows) -> list[tuple[int, int]]:
+    """(start, end) in `rows` of each run of samples of one prompt and step."""
+    new = np.ones(len(rows), bool)
+    new[1:] = (columns.prompt[rows[1:]] != columns.prompt[rows[:-1]]) | (
+        columns.step[rows[1:]] != columns.step[rows[:-1]]
+    )
+    starts = np.flatnonzero(new)
+    return list(zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=True))
+
+
+def _drafted(columns: SampleColumns, rows: Rows, share: Callable[[Pick], float | None]) -> Iterator[Rule]:
+    longest = rows[np.lexsort((rows, -columns.length[rows]))][:LOOKED]
+    known = [
+        (found, int(row))
+        for row in longest
+        if columns.length[row] >= SHORTEST and (found := share(pick(columns, int(row), ""))) is not None
+    ]
+    if known and max(known)[0] > 0:
+        part = max(known)[0]
+        equals = np.array(sorted(row for found, row in known if found == part))
+        yield equals, f"{part:.0%} accepted drafts, the most among the {len(longest)} longest"
+
+
+def _dropped(columns: SampleColumns) -> Iterator[Rule]:
+    """The first and the last dropped sample, by step."""
+    gone = np.flatnonzero(columns.dropped)
+    if len(gone):
+        steps = columns.step[gone]
+        yield gone[steps == steps.min()], f"the first of {len(gone):,} that were generated and then dropped"
+        yield gone[steps == steps.max()][::-1], f"the last of {len(gone):,} that were generated and then dropped"
+
+
+def _more(columns: SampleColumns, rows: Rows) -> Iterator[Rule]:
+    """Fills up: the next best, worst and longest in turn."""
+    scored = rows[~np.isnan(columns.reward[rows])]
+    best = scored[np.lexsort((scored, -columns.reward[scored]))]
+    worst = scored[np.lexsort((scored, columns.reward[scored]))]
+    longest = rows[np.lexsort((rows, -columns.length[rows]))]
+    orders = ((best, "highest rewards"), (worst, "lowest rewards"), (longest, "longest responses"))
+    for _ in range(MOST):
+        for order, kind in orders:
+            yield order, f"among the {kind}"
+
+
+MOST_SPANS = 5_000  # neighbours are joined beyond
+MOST_STEPS = 2_000  # with a row each, of about 3 KB
+MOST_SAMPLES = 1_000_000  # in the store; reading more would take many seconds
+
+
+def write(folder: Path, file: Path | None = None, *, ended: bool = False) -> Path:
+    """Returns the file. `file`: other than `report.html` in the run's folder; `ended`: the caller knows that the run
+    is over although its folder is still locked. Raises `ConfigError`."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} does not exist: name a run's folder, e.g. runs/quickstart{runs.near(folder)}")
+    if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "logs", "store")):
+        raise ConfigError(f"{folder} is not a run's folder: name one, e.g. runs/quickstart{runs.near(folder)}")
+    folder = folder.resolve()
+    target = (file or folder / "report.html").expanduser()
+    text = page(gather(folder, ended=ended))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(target, text.encode(errors="replace"))
+    except OSError as error:
+        raise ConfigError(
+            f"{target}: the page cannot be written there: {error.strerror or error}; name another place"
+        ) from None
+    return target
+
+
+# What is inside
+
+
+def gather(folder: Path, *, ended: bool = False) -> dict[str, Any]:
+    """`answers` of the dashboard's routes, and what only a saved page has: `totals` of the whole run, notable
+    `samples`, and `problems`: what could not be read."""
+    source, line, problems = Source(folder), timeline.read(folder), list[str]()
+    try:
+        run = {**source.run(None), "state": state_of(folder, line, ended=ended), "missing": ""}
+        steps = source.steps()
+        steps["steps"] = _thinned(steps["steps"], problems)
+        if not source.config:
+            problems.append("There is no config.json that can be read.")
+        problems += _without_numbers(folder, run["state"], line, set(source.rows.counted))
+        found = list(_notable(source, problems))
+        none: dict[str, Any] = {"epochs": []}
+        store = source.store(None)
+        answers = {
+            "api/run": run,
+            "api/queues": None,
+            "api/steps": steps,
+            "api/timeline": source.timeline(most=MOST_SPANS),
+            "api/lengths": _part(source.lengths, none),
+            "api/rewards": _part(source.rewards, none),
+            "api/store": store,
+        }
+    finally:
+        source.close()
+    rows = runs.read_metrics(RunLayout(folder=folder, broker="", store="", weights="", sockets=folder))
+    sums = [*_totals(rows, run["elapsed_s"]), *_stored(store)]
+    tree = json.loads(encode({"answers": answers, "totals": sums, "samples": found, "problems": problems}))
+    return dict(_clean(tree))
+
+
+def _thinned(rows: list[Any], problems: list[str]) -> list[Any]:
+    """At most `MOST_STEPS` of the rows, evenly spread, the first and the last among them."""
+    if len(rows) <= MOST_STEPS:
+        return rows
+    problems.append(
+        f"The curves have {MOST_STEPS:,} of {len(rows):,} steps, evenly spread; the sums cover all of them."
+    )
+    return [rows[round(place * (len(rows) - 1) / (MOST_STEPS - 1))] for place in range(MOST_STEPS)]
+
+
+def _part(read: Callable[[], dict[str, Any]], without: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return read()
+    except RhymedError:  # that there is no store is one of the problems
+        return without
+
+
+def _clean(value: Any, key: str = "") -> Any:
+    """The value under `key`, without secrets and without characters that cannot be seen. Numbers stay, as names of
+    measurements may end as names of secrets do."""
+    if isinstance(value, str):
+        return HIDDEN if value and is_secret(key) else visible(hide(value))
+    if isinstance(value, dict):
+        return {visible(hide(name)): _clean(own, key if is_secret(key) else name) for name, own in value.items()}
+    if not isinstance(value, list):
+        return value
+    if key == "pieces":
+        value = [piece for _, run in groupby(value, lambda piece: piece.get("run")) for piece in _unsplit(list(run))]
+    return [_clean(own, key) for own in value]
+
+
+def _unsplit(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The pieces of a response, which are cut where drafts begin and end; one piece if a secret may be cut, too."""
+    text = "".join(piece["text"] for piece in pieces)
+    return [{**pieces[0], "text": hide(text)}] if hide(text) != text else pieces
+
+
+def _without_numbers(folder: Path, state: str, line: Timeline, lines: set[int]) -> Iterator[str]:
+    """Trained steps without metrics. In a living run the newest step's may not be written yet."""
+    trained = {event.step for event in line.events if event.event == "trained" and event.step is not None}
+    lost = sorted(trained - lines)
+    if state == "running":
+        lost = [step for step in lost if step != max(trained)]
+    if lost and not lines:
+        file = "metrics.jsonl has no steps" if (folder / "metrics.jsonl").exists() else "There is no metrics.jsonl"
+        yield f"{file}: the timeline has {counted(len(lost), 'trained step')}; curves and sums are missing."
+    elif lost:
+        yield (
+            f"metrics.jsonl lacks {counted(len(lost), 'step')} that the timeline has as trained, starting with"
+            f" {step_phrase(lost[0])}: curves and sums cover the other steps."
+        )
+
+
+def _totals(rows: list[Row], elapsed_s: float) -> Iterator[tuple[str, str]]:
+    if elapsed_s:
+        yield "time", duration(elapsed_s)
+    if not rows:
+        return
+    sums = totals(rows, elapsed_s)
+    yield "reward, first to last steps", f"{sums['reward_first']:.3f} → {sums['reward_last']:.3f}"
+    yield "steps", f"{len(rows):,}"
+    yield "response tokens", f"{sums['tokens']:,.0f}"
+    yield "tokens per second, rollout", f"{sums['tokens_per_s']:,.0f}"
+    drafts = drafting(rows)
+    if drafts and drafts["drafted"]:
+        yield "drafted tokens accepted", f"{drafts['accept_rate'] or 0:.0%}"
+        yield "tokens per forward", f"{drafts['accept_length'] or 1:.2f}"
+        if drafts["net_speedup"] is not None:
+            yield "net speed-up, estimated", f"{drafts['net_speedup']:.2f}x"
+    if bubbles := [row["rollout/bubble_ratio"] for row in rows if row.get("rollout/bubble_ratio") is not None]:
+        yield "mean bubble ratio", f"{sum(bubbles) / len(bubbles):.0%}"
+    yield "samples dropped", f"{sums['dropped']:,.0f}"
+    if groups := filtering(rows):
+        yield "groups without signal, dropped", f"{groups['filtered_groups']:,.0f}"
+        yield "groups that replaced them", f"{groups['refilled_groups']:,.0f}"
+
+
+def _stored(store: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if store["samples"] is not None:
+        yield "samples in the store", f"{store['samples']:,}"
+    if store["used_bytes"] is not None:
+        yield "size of the store", size_of(store["used_bytes"])
+
+
+def _notable(source: Source, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """Samples that are selected by fixed rules, each with why."""
+    try:
+        with source.opened() as run:
+            if (count := run.browse.totals().samples) > MOST_SAMPLES:
+                problems.append(
+                    f"The store has {count:,} samples: too many to select from within seconds."
+                    f" `rhymed history show --run {quoted(source.folder)}` shows them prompt by prompt."
+                )
+            elif count:
+                yield from _selected(run, run.browse.columns(), problems)
+    except RhymedError as error:
+        problems.append(f"The store cannot be read: {error}.")
+
+
+def _selected(run: RunFolder, columns: SampleColumns, problems: list[str]) -> Iterator[dict[str, Any]]:
+    if columns.damaged:
+        problems.append(f"{columns.damaged:,} damaged samples are left out; see `rhymed history verify`.")
+    ids = Ids(run)
+
+    def share(pick: Pick) -> float | None:
+        drafted = ids.drafted(pick)
+        return None if drafted is None or not len(drafted) else float(drafted.mean())
+
+    for pick in select(columns, share):
+        try:
+            yield {"why": pick.why[:1].upper() + pick.why[1:], "sample": samples.sample_page(run, ids.of(pick))}
+        except RhymedError as error:
+            problems.append(f"A sample of {step_phrase(pick.step)}, prompt {pick.prompt}, cannot be read: {error}.")
+
+
+class Ids:
+    """Finds the samples behind rows of the columns; the headers of each prompt are read once."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._browse = run.browse
+        self._read: dict[str, list[SampleRecord]] = {}
+
+    def of(self, pick: Pick) -> SampleId:
+        return self._found(pick).sample
+
+    def drafted(self, pick: Pick) -> Any:
+        """For each token, whether it was an accepted draft. None if unknown."""
+        try:
+            return self._browse.drafted([self._found(pick)])[0]
+        except RhymedError:
+            return None  # damaged: reported where the sample is shown
+
+    def _found(self, pick: Pick) -> SampleRecord:
+        """Raises `UnknownSample` if the store has changed since the columns were read."""
+        if pick.prompt not in self._read:
+            self._read[pick.prompt] = self._browse.headers(pick.prompt)
+        own = [row for row in self._read[pick.prompt] if row.sample.step == pick.step]
+        if pick.nth >= len(own):
+            raise UnknownSample("it no longer exists")
+        return own[pick.nth]
+
+
+# The file
+
+
+def page(data: dict[str, Any]) -> str:
+    """Texts of `data` cannot end the element that they are in."""
+    text = Template((STATIC / "page.html").read_text()).substitute(script=SCRIPT)
+    sheets = re.findall(r'<link rel="stylesheet" href="static/([^"]+)"', text)
+    style = "\n".join((STATIC / sheet).read_text() for sheet in sheets)
+    script = bundle(SCRIPT)
+    policy = f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'"
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}" />\n<style>{style}</style>\n</head>'
+    inside = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    end = f'<script type="application/json" id="saved">{inside}</script>\n<script>{script}</script>\n</body>'
+    icon = base64.b64encode((STATIC / "icon.svg").read_bytes()).decode()
+    text = text.replace('href="static/icon.svg"', f'href="data:image/svg+xml;base64,{icon}"')
+    text = re.sub(r'\s*<link rel="stylesheet"[^>]*>|\s*<script type="module"[^>]*></script>', "", text)
+    return text.replace("</head>", head, 1).replace("</body>", end, 1)
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+IMPORT = re.compile(r'^import\s+(?:\* as (\w+)|(\w+)|(\{[^}]*\}))\s+from\s+"([^"]+)";\n', re.MULTILINE)
+EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+DEFAULT = re.compile(r"^export \{ (\w+) as default \};", re.MULTILINE)
+
+
+def bundle(name: str) -> str:
+    """The module and those that it imports as one classic script, which a page from the disk may run. A module has
+    either a default export or others."""
+    parts: dict[str, str] = {}  # in the order of their imports
+
+    def add(module: str) -> None:
+        if module in parts:
+            return
+        text = (STATIC / module).read_text()
+        taken = []
+        for everything, default, some, path in IMPORT.findall(text):
+            other = posixpath.normpath(posixpath.join(posixpath.dirname(module), path))
+            add(other)
+            names = everything or some.replace(" as ", ": ") or f"{{ default: {default} }}"
+            taken.append(f"const {names} = modules[{json.dumps(other)}];\n")
+        given = [f"default: {own}" for own in DEFAULT.findall(text)] or EXPORT.findall(text)
+        body = DEFAULT.sub("", EXPORT.sub("", IMPORT.sub("", text)))
+        end = f"return {{ {', '.join(given)} }};"
+        parts[module] = f"modules[{json.dumps(module)}] = (() => {{\n{''.join(taken)}{body}\n{end}\n}})();"
+
+    add(name)
+    code = '"use strict";\nconst modules = {};\n' + "\n".join(parts.values())
+    return code.replace("</script", "<\\/script")

@@ -1,0 +1,343 @@
+"""`rhymed.open_run`: what a run's folder holds, as tables and paths. Works next to a living run.
+
+`Run` is the interface, `sample_rows` and `table` make its rows. Everything is read when it is asked for; nothing is
+kept open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from rhymed.core.config import Config
+from rhymed.core.config.load import load_run
+from rhymed.core.errors import CheckpointError, ConfigError, DataError
+from rhymed.core.messages import SampleId
+from rhymed.core.run import checkpoint as checkpoints
+from rhymed.core.run import folder as runs
+from rhymed.core.run.layout import RunLayout
+from rhymed.core.run.state import State, state_of
+from rhymed.core.text import truncated
+from rhymed.inputs.rows import prompt_text
+from rhymed.records.history.export import plain, rows
+from rhymed.records.history.folder import RunFolder, open_folder
+from rhymed.records.history.show import find
+from rhymed.start.api.child import Child, Outcome
+from rhymed.start.api.display import Display, choose
+from rhymed.start.api.start import Asked, Job, Reward, Rows, evaluate, resume, start
+from rhymed.start.launch.events import Line
+from rhymed_store.codec.tokenstats import NAMES
+
+
+def open_run(path: str | os.PathLike[str] = "runs/latest") -> Run:
+    """The run in this folder, living or not. Raises `ConfigError` if it is not a run's folder."""
+    folder = Path(path).expanduser()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(runs.no_run(folder))
+    return Run(folder.resolve())
+
+
+class Run:
+    """A run's folder. Tables are pandas' if it is installed, else lists of dicts; `as_` chooses."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, {self.state}, step {self.step})"
+
+    @cached_property
+    def config(self) -> Config:
+        """As the run was started with it, defaults included. Raises `ConfigError`."""
+        return load_run(self.folder)
+
+    @property
+    def name(self) -> str:
+        return self.config.run.name
+
+    @property
+    def state(self) -> State:
+        """stopped: neither alive nor finished; it can be resumed."""
+        return state_of(self.folder)
+
+    @property
+    def step(self) -> int:
+        """Number of trained steps."""
+        return max((int(row["step"]) + 1 for row in runs.read_metrics(self._layout)), default=0)
+
+    def metrics(self, as_: As | None = None) -> Any:
+        """A row per trained step; docs/metrics.md explains the columns. `step` counts from 0."""
+        return table(runs.read_metrics(self._layout), as_)
+
+    def evaluations(self, as_: As | None = None) -> Any:
+        """A row per evaluation during training; `step` is the number of steps trained before it."""
+        return table(runs.read_evaluations(self._layout), as_)
+
+    def samples(
+        self,
+        *,
+        step: int | None = None,
+        limit: int | None = None,
+        token_stats: bool = False,
+        as_: As | None = None,
+    ) -> Any:
+        """A row per sample, in order of prompt, step, index: prompt, text, reward, length, finish_reason, tokens and
+        the others of `rhymed history export`. `step`: of this training step only; `limit`: the first so many.
+        `token_stats`: also lists of one number per token, as training computed them: `trainer/logprob`,
+        `trainer/entropy`, `trainer/mismatch`, `trainer/advantage`, and the policy's `trainer/version`; None where the
+        store has none. Raises `ConfigError` or `StoreError`."""
+        return table(sample_rows(self.folder, step, limit, token_stats=token_stats), as_)
+
+    def history(self, prompt: str, as_: As | None = None) -> Any:
+        """All samples of one prompt, oldest first. `prompt`: its id, the id's first digits, or words of its text.
+        Raises `DataError` unless exactly one prompt is meant."""
+        return table(history_rows(self.folder, prompt), as_)
+
+    def checkpoint(self, which: int | Literal["latest"] = "latest") -> Path:
+        """The folder of the newest intact checkpoint, or of the one after so many steps: a model that transformers
+        reads, or an adapter that PEFT reads. Blocking: verifies all of it. Raises `CheckpointError`."""
+        there = self._layout.checkpoints
+        found = checkpoints.newest(there) if which == "latest" else checkpoints.at_step(there, which)
+        if found is None:
+            steps = ", ".join(str(one.step) for one in checkpoints.checkpoints_in(there)) or "none"
+            raise CheckpointError(f"checkpoint {which}: not in {there}, or damaged; steps there: {steps}")
+        return found.folder
+
+    def evaluate(
+        self,
+        checkpoint: int | str | os.PathLike[str] | None = "latest",
+        *,
+        dataset: Rows = None,
+        progress: bool | None = None,
+        **settings: Any,
+    ) -> dict[str, dict[str, float]]:
+        """mean@k and pass@k on held-out prompts, as `rhymed eval` computes them: dataset -> metric -> value.
+
+        checkpoint: latest, a number of trained steps, the folder of a model or adapter, or None for the model that
+        the run began with. dataset: held-out rows as `eval_dataset` of `rhymed.train`; None: those of the run.
+        settings: as in `rhymed.train`, e.g. eval={"samples": 4}. Raises what `rhymed.train` raises.
+        """
+        child, display = self._evaluating(checkpoint, dataset, settings), choose(progress)
+        return _results(child.follow(display))
+
+    async def evaluate_async(
+        self,
+        checkpoint: int | str | os.PathLike[str] | None = "latest",
+        *,
+        dataset: Rows = None,
+        progress: bool | None = None,
+        **settings: Any,
+    ) -> dict[str, dict[str, float]]:
+        """As `evaluate`, without blocking the event loop."""
+        display = choose(progress)
+        child = await in_thread(lambda: self._evaluating(checkpoint, dataset, settings))
+        return _results(await in_thread(lambda: child.follow(display), child.interrupt))
+
+    @property
+    def _layout(self) -> RunLayout:
+        """Paths alone: they follow from the folder, also after it was moved."""
+        return RunLayout(folder=self.folder, broker="", store="", weights="", sockets=self.folder)
+
+    def _evaluating(self, checkpoint: int | str | os.PathLike[str] | None, dataset: Rows, changes: Any) -> Child:
+        job = evaluate(self.folder, "" if checkpoint is None else str(checkpoint), dataset, changes)
+        return Child(job.arguments)
+
+
+def _results(outcome: Outcome) -> dict[str, dict[str, float]]:
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.folder is None or outcome.interrupted:
+        raise KeyboardInterrupt("the evaluation was stopped")
+    return dict(json.loads((outcome.folder / "eval.json").read_text())["datasets"])
+
+
+# A run's samples as rows: those of `rhymed history export`, with the prompt's text and a column per scorer.
+
+NAMED = 5  # prompts in an error
+
+
+def sample_rows(
+    folder: Path, step: int | None, limit: int | None, *, token_stats: bool = False
+) -> list[dict[str, Any]]:
+    """Raises `ConfigError`, `StoreError`."""
+    with open_folder(folder) as run:
+        found = (row for prompt in run.browse.ids() for row in _of_prompt(run, prompt))
+        wanted = found if step is None else (row for row in found if row["step"] == step)
+        chosen = list(itertools.islice(wanted, limit))
+        return _with_equal_columns([row | _stats(run, row) for row in chosen] if token_stats else chosen)
+
+
+def history_rows(folder: Path, wanted: str) -> list[dict[str, Any]]:
+    """Of the one prompt that is meant. Raises `DataError`, `ConfigError`, `StoreError`."""
+    with open_folder(folder) as run:
+        found = find(run.browse, wanted)
+        if len(found) > 1:
+            texts = [f"{each} ({truncated(prompt_text(run.browse.row(each)), 40)!r})" for each in found[:NAMED]]
+            raise DataError(f"{wanted!r} fits {len(found)} prompts: {', '.join(texts)}; name one by its id")
+        return _with_equal_columns(list(_of_prompt(run, found[0])))
+
+
+def _of_prompt(run: RunFolder, prompt: str) -> Iterator[dict[str, Any]]:
+    text = prompt_text(run.browse.row(prompt))
+    for row in rows(run, prompt):
+        parts = json.loads(row.pop("parts") or "{}")
+        yield {"prompt": text, **plain(row), **{f"reward/{name}": value for name, value in parts.items()}}
+
+
+def _stats(run: RunFolder, row: dict[str, Any]) -> dict[str, Any]:
+    """What training computed of each token of the sample in this row."""
+    (found,) = run.browse.token_stats([SampleId(row["step"], row["prompt_id"], row["index"])])
+    numbers = {} if found is None else {name: values.astype(float).tolist() for name, values in found.named().items()}
+    stats = {"version": None if found is None else found.version} | {name: numbers.get(name) for name in NAMES}
+    return {f"trainer/{name}": value for name, value in stats.items()}
+
+
+def _with_equal_columns(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """None where a row lacks a column of another one."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+# Rows of a run as a table: pandas, Arrow, or a list of dicts.
+
+As: TypeAlias = Literal["pandas", "arrow", "list"]
+"""pandas.DataFrame, pyarrow.Table, or list[dict]."""
+
+
+def table(rows: Sequence[dict[str, Any]], as_: As | None) -> Any:
+    """None: pandas if it is installed, else a list. Raises `ConfigError` for a package that is missing."""
+    kind = as_ or ("pandas" if importlib.util.find_spec("pandas") else "list")
+    if kind == "list":
+        return list(rows)
+    if kind not in ("pandas", "arrow"):
+        raise ConfigError(f"as_ = {as_!r}: pandas, arrow or list is expected")
+    try:
+        if kind == "pandas":
+            import pandas
+
+            return pandas.DataFrame(list(rows))
+        import pyarrow
+    except ImportError as error:
+        package = "pandas" if kind == "pandas" else "pyarrow"
+        raise ConfigError(f"as_ = {as_!r}: {error}; pip install {package}") from None
+    return pyarrow.Table.from_pylist(list(rows))
+
+
+# Blocking work next to an event loop.
+
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[[], T], interrupt: Callable[[], None] | None = None) -> T:
+    """The result of `work`. When this is cancelled, `work` is interrupted, and its end is awaited."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if interrupt is not None:
+            interrupt()
+        await asyncio.wait([task])
+        raise
+
+
+# `rhymed.train` and `rhymed.train_async`: `rhymed run`, for scripts and notebooks.
+
+ConfigLike = str | os.PathLike[str] | Mapping[str, Any] | Config
+
+
+def train(
+    config: ConfigLike | None = None,
+    *,
+    model: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    dataset: Rows = None,
+    eval_dataset: Rows = None,
+    reward: Reward | None = None,
+    tools: Sequence[Callable[..., Any]] | str | None = None,
+    environment_factory: Callable[..., Any] | str | None = None,
+    resume: Run | str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Run:
+    """Trains a model as `rhymed run` does, shows the progress, and returns the finished run.
+
+    config: a TOML file's name, a dict of sections, or a `Config`; None: the defaults.
+    model: a folder, a GGUF file, a hub id, or a dict of settings of [model].
+    dataset: a list of dicts, a `datasets.Dataset`, a `pandas.DataFrame`, or the name of a file or of a dataset on a
+        hub. Objects are written to `inputs/rows.jsonl` in the run's folder. None: an `environment_factory` writes the
+        prompts in `reset()`, in as many episodes as `steps` takes; else a task has to be named (`data={"task": …}`).
+    eval_dataset: held-out rows in the same forms, or a dict of name -> rows. See `eval.every` and `Run.evaluate`.
+    reward: a function with TRL's parameters (completions, **columns -> list of floats) or verl's (data_source,
+        solution_str, ground_truth, extra_info -> float), the name of a built-in scorer, `"file.py:function"`, a
+        list of these, whose sum is the reward, or a dict of settings of [reward]. A function of a notebook or of
+        the script itself is copied to `inputs/` in the run's folder, see docs/python.md. What an environment's
+        `get_reward()` gives is added, as in TRL; with an environment, None: that alone.
+    tools: functions that the policy may call, as TRL's `tools`: with type hints and a docstring that describes each
+        argument; or `"file.py:a,b"`. See docs/agents.md.
+    environment_factory: a class of environments as TRL's, or as SkyRL-Gym's BaseTextEnv; or `"file.py:Class"`.
+    resume: a run, or its folder, to continue; `settings` may change what does not belong to its identity.
+    progress: False: nothing is printed; else in place in a terminal or a notebook.
+    settings: any key of docs/config.md, later than file and environment: `lr=1e-5`, `trainer={"lr": 1e-5}` or
+        `**{"trainer.lr": 1e-5}`. A key of another section than trainer, rollout and run needs its section.
+
+    An interrupt (Ctrl-C, or a notebook's stop button) stops all processes, which keeps every stored sample, and
+    raises `KeyboardInterrupt`; `rhymed.train(resume="runs/NAME")` continues. Raises `ConfigError`, `DataError`,
+    `RewardError` and others of `rhymed.core.errors` with the sentences of the command line; `RunFailed` where a
+    process failed for good.
+    """
+    asked = Asked(config, model, dataset, eval_dataset, reward, settings, tools, environment_factory)
+    job = _prepared(asked, resume)
+    display = choose(progress)
+    return _judged(job, _started(job, display).follow(display))
+
+
+async def train_async(
+    config: ConfigLike | None = None,
+    *,
+    model: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    dataset: Rows = None,
+    eval_dataset: Rows = None,
+    reward: Reward | None = None,
+    tools: Sequence[Callable[..., Any]] | str | None = None,
+    environment_factory: Callable[..., Any] | str | None = None,
+    resume: Run | str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Run:
+    """As `train`, without blocking the event loop. When the task is cancelled, the run is stopped as by an
+    interrupt, and can be resumed."""
+    asked = Asked(config, model, dataset, eval_dataset, reward, settings, tools, environment_factory)
+    job = await in_thread(lambda: _prepared(asked, resume))
+    display = choose(progress)
+    child = _started(job, display)
+    return _judged(job, await in_thread(lambda: child.follow(display), child.interrupt))
+
+
+def _prepared(asked: Asked, earlier: Run | str | os.PathLike[str] | None) -> Job:
+    if earlier is None:
+        return start(asked)
+    return resume(asked, earlier.folder if isinstance(earlier, Run) else Path(earlier))
+
+
+def _started(job: Job, display: Display) -> Child:
+    if job.renamed:
+        display.handle(Line(f"warning  an earlier run has the name: this run is called {job.renamed}"))
+    return Child(job.arguments)
+
+
+def _judged(job: Job, outcome: Outcome) -> Run:
+    if outcome.folder is None:
+        job.discard()
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.folder is None:
+        raise KeyboardInterrupt("interrupted before the run was started")
+    if outcome.interrupted:
+        raise KeyboardInterrupt(f"the run was stopped; rhymed.train(resume={str(outcome.folder)!r}) continues it")
+    return Run(outcome.folder)

@@ -1,0 +1,83 @@
+"""`rhymed init`: writes a folder to start from, and lists what the package contains."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from pathlib import Path
+
+from rhymed.core.errors import ConfigError
+from rhymed.core.output import show
+from rhymed.start.cli.options import add_examples
+
+COLUMN = 14  # of a name in the list
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    from rhymed.start.starters import DEFAULT, TASKS
+
+    parser.set_defaults(handler=handle)
+    add_examples(
+        parser,
+        "rhymed init mine",
+        "rhymed init words --task gsm8k",
+        "rhymed init gpu --config gpu/1x24gb",
+        "rhymed init --list",
+    )
+    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="created if it does not exist")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--task", choices=sorted(TASKS), help=f"which example (default: {DEFAULT})")
+    what.add_argument("--config", metavar="NAME", help="only this configuration, e.g. quickstart; see --list")
+    what.add_argument("--list", action="store_true", help="list tasks, examples and configurations")
+    what.add_argument(
+        "--constraints", choices=("cpu", "cuda"), help="print the file of tested versions, for `pip install -c`"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    from rhymed.start import starters
+    from rhymed.start.starters import DEFAULT
+
+    if arguments.list or arguments.constraints:
+        show(_list() if arguments.list else dict(starters.constraints())[arguments.constraints])
+        return 0
+    if arguments.folder is None:
+        raise ConfigError("name a folder to write, e.g. rhymed init mine; rhymed init --list shows what there is")
+    if arguments.config is not None:
+        starter = starters.config_starter(arguments.folder, _configuration(arguments.config))
+    else:
+        starter = starters.task_starter(arguments.folder, arguments.task or DEFAULT)
+    for file in starter.write(force=arguments.force):
+        show(f"wrote {file}")
+    show("\nnext:")
+    for command in starter.commands:
+        show(f"  {command}")
+    return 0
+
+
+def _configuration(name: str) -> str:
+    """The name in the list that is meant. Raises `ConfigError`."""
+    from rhymed.start.starters import configurations
+
+    known = configurations()
+    plain = name.removeprefix("configs/").removesuffix(".toml")
+    if plain in known:
+        return plain
+    close = difflib.get_close_matches(plain, known, n=1)
+    guess = f"did you mean {close[0]}?" if close else "there are " + ", ".join(known)
+    raise ConfigError(f"--config {name}: there is no such configuration; {guess}")
+
+
+def _list() -> str:
+    from rhymed.start.starters import TASKS, about, configurations, shipped
+
+    lines = ["tasks (rhymed init FOLDER --task NAME)"]
+    lines += (f"  {name:<{COLUMN}}{task.about}" for name, task in TASKS.items())
+    lines += ["", "configurations (rhymed init FOLDER --config NAME)"]
+    lines += (f"  {name:<{COLUMN}}{about(file)}" for name, file in configurations().items())
+    lines += ["", f"examples (in {shipped('examples')})"]
+    for folder in sorted(path for path in shipped("examples").iterdir() if path.is_dir()):
+        files = sorted(file.name for file in folder.iterdir() if file.is_file())
+        lines.append(f"  {folder.name:<{COLUMN}}{', '.join(files)}")
+    return "\n".join(lines)

@@ -1,0 +1,218 @@
+"""`rhymed logs`: the logs of all processes of a run by time, or the story of one sample."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rhymed.core.errors import ConfigError
+from rhymed.core.output import show, show_json
+from rhymed.core.printable import visible
+from rhymed.core.text import counted
+from rhymed.start.cli.options import add_examples, add_run
+
+if TYPE_CHECKING:
+    from rhymed.records.logs import Entry, Filter, Log
+
+FURTHER = "RHYMED_FURTHER_RUNS"  # variable: another folder of runs, whose logs of this run's name are included
+LOOK_S = 0.3
+SPARE = 64  # open files in addition to the logs
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=handle)
+    add_examples(
+        parser,
+        "rhymed logs --follow",
+        "rhymed logs runs/quickstart --level warning",
+        "rhymed logs --since 10m",
+        "rhymed logs --sample 3/ab12cd34ab12cd34/0   # the story of one sample",
+        "rhymed logs --process 'rollout-*' --step 3 --json",
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--sample", metavar="ID", help="step/prompt/index (from 0, as in the lines), or an unambiguous part of it"
+    )
+    parser.add_argument(
+        "--also", type=Path, action="append", metavar="FOLDER", help="the run's folder of another host or container"
+    )
+    parser.add_argument("--process", default="", metavar="NAME", help="e.g. broker, or a pattern: 'rollout-*'")
+    parser.add_argument(
+        "--level", default="debug", choices=["debug", "info", "warning", "error"], help="this level and above"
+    )
+    parser.add_argument("--step", type=_step, metavar="N", help="lines about this step, from 1")
+    parser.add_argument("--since", metavar="TIME", help="30s, 10m, 2h, 1d ago, or 2026-01-31T14:05")
+    parser.add_argument(
+        "--libraries",
+        action="store_true",
+        help="also remarks of vLLM, torch and other libraries, whose errors are always shown",
+    )
+    parser.add_argument("--follow", action="store_true", help="wait for new lines")
+    parser.add_argument(
+        "--json", action="store_true", help="the lines as written, one JSON object each, libraries included"
+    )
+
+
+def _step(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: steps count from 1")
+    return int(text)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    from rhymed.records.history import story
+    from rhymed.records.logs import UNKNOWN_TIME, Filter, Follower, Formatter, merged, since_stamp
+
+    folder: Path = arguments.run
+    folders = _log_folders(folder, arguments.also)
+    chosen = _chosen(folders, arguments.process)
+    sample = ""
+    if arguments.sample is not None:
+        sample = story.find(folder, arguments.sample, folders, future=arguments.follow)
+    libraries = arguments.libraries or arguments.json
+    step = None if arguments.step is None else arguments.step - 1
+    wanted = Filter(arguments.level, arguments.process, step, sample, libraries)
+    since = since_stamp(arguments.since, _now()) if arguments.since else UNKNOWN_TIME
+    page = Formatter(colours=_colours())
+    follower = Follower(*folders) if arguments.follow else None
+    try:
+        if sample and not arguments.json:
+            sys.stdout.write("\n".join(_visible(story.summary(folder, sample))) + "\n")
+        ends = follower.begins if follower else {}
+        hidden: Counter[str] = Counter()
+        found: Iterable[Entry] = _wanted(merged(chosen, since, wanted.needle, ends), wanted, hidden)
+        if sample:
+            found = _with_events(folder, sample, list(found))
+        shown = _print(found, page, as_json=arguments.json)
+        if follower is not None:
+            _follow(follower, wanted, page, as_json=arguments.json)
+        elif not shown and not hidden:
+            _nothing(arguments, chosen)
+        if hidden:
+            _name_hidden(hidden)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _wanted(entries: Iterable[Entry], wanted: Filter, hidden: Counter[str]) -> Iterator[Entry]:
+    """`hidden` counts by library what is left out as its remarks."""
+    for entry in entries:
+        if not wanted.matches(entry):
+            continue
+        if wanted.hides(entry):
+            hidden[entry.library] += 1
+        else:
+            yield entry
+
+
+def _name_hidden(hidden: Counter[str]) -> None:
+    names = ", ".join(library for library, _ in hidden.most_common())
+    show(f"not shown: {counted(hidden.total(), 'line')} of {names}; --libraries shows them", file=sys.stderr)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now().astimezone()
+
+
+def _log_folders(folder: Path, also: list[Path] | None) -> list[Path]:
+    """The folders with logs of this run, the run's own first. Raises `ConfigError` if one has none."""
+    further = [other / "logs" for other in also or ()]
+    for place in further:
+        if not os.path.isdir(place):
+            raise ConfigError(f"--also {place.parent}: it contains no folder logs")
+    if elsewhere := os.environ.get(FURTHER):
+        further.append(Path(elsewhere) / folder.resolve().name / "logs")
+    return list({os.path.realpath(place): place for place in (folder / "logs", *further)}.values())
+
+
+def _chosen(folders: list[Path], process: str) -> list[Log]:
+    """The logs to read. Raises `ConfigError` if there are none."""
+    from rhymed.core.run.folder import near
+    from rhymed.records.logs import logs
+
+    available = logs(*folders)
+    if not available:
+        example = "name a run's folder, e.g. rhymed logs runs/quickstart"
+        run = folders[0].parent
+        lack = f"{folders[0]} has no logs" if run.is_dir() else f"{run} does not exist"
+        raise ConfigError(f"{lack}: {example}{near(run)}")
+    chosen = [log for log in available if not process or fnmatchcase(log.process, process)]
+    if not chosen:
+        there = ", ".join(sorted({log.process for log in available}))
+        raise ConfigError(f"--process {process}: no such process; the run has {there}")
+    _raise_file_limit(sum(len(log.files) for log in chosen))
+    return chosen
+
+
+def _raise_file_limit(files: int) -> None:
+    """A run with thousands of workers has more logs than a process may usually open."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < files + SPARE <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files + SPARE, hard))
+
+
+def _with_events(folder: Path, sample: str, found: list[Entry]) -> list[Entry]:
+    """The sample's lines, and the events of its step and its workers in that time."""
+    from rhymed.records.history import story
+
+    if not found:
+        return story.around(folder, sample, "", "", set())
+    workers = {name for entry in found for name in (entry.process, entry.worker) if name}
+    more = story.around(folder, sample, found[0].t, found[-1].t, workers)
+    if any(entry.event == "trained" for entry in found):
+        more = [event for event in more if event.event != "trained"]
+    return sorted([*(story.own(entry, sample) for entry in found), *more], key=lambda entry: entry.t)
+
+
+def _print(found: Iterable[Entry], page: Any, *, as_json: bool) -> int:
+    count = 0
+    for entry in found:
+        if as_json:
+            show_json(_json(entry))
+        else:
+            sys.stdout.write(page.line(entry))
+        count += 1
+    return count
+
+
+def _json(entry: Entry) -> str:
+    import msgspec
+
+    if entry.raw:
+        return entry.raw.decode(errors="replace")
+    return msgspec.json.encode(entry).decode()
+
+
+def _follow(follower: Any, wanted: Filter, page: Any, *, as_json: bool) -> None:
+    try:
+        while True:
+            _print(_wanted(follower.poll(), wanted, Counter()), page, as_json=as_json)
+            sys.stdout.flush()
+            time.sleep(LOOK_S)
+    finally:
+        follower.close()
+
+
+def _nothing(arguments: argparse.Namespace, chosen: list[Log]) -> None:
+    newest = max((file.stat().st_mtime for log in chosen for file in log.files), default=0.0)
+    when = datetime.datetime.fromtimestamp(newest)
+    show(f"no matching line; the last one was written {when:%Y-%m-%d %H:%M:%S}", file=sys.stderr)
+
+
+def _visible(lines: Iterable[str]) -> Iterator[str]:
+    return map(visible, lines)
+
+
+def _colours() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

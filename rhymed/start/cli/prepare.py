@@ -1,0 +1,60 @@
+"""Before a run, where the libraries are installed: `rhymed prepare` downloads its model and reads its dataset, and
+`rhymed model` downloads or converts a model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rhymed.core.output import show
+from rhymed.start.cli.options import add_config, add_examples, add_json, print_json, read_config
+
+
+def add_prepare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=handle_prepare)
+    add_examples(parser, "rhymed prepare configs/quickstart.toml")
+    add_config(parser)
+
+
+def handle_prepare(arguments: argparse.Namespace) -> int:
+    config = read_config(arguments)
+    from rhymed.core.run import provenance
+    from rhymed.core.run.layout import layout_of
+    from rhymed.inputs.prepared import file_of, prepare
+    from rhymed.inputs.quantised import base_of
+    from rhymed.start.launch.rows import lengths_of
+
+    folder = layout_of(config).folder
+    if config.trainer.engine == "torch" or config.rollout.engine == "vllm":
+        show(f"model  {base_of(config)}", flush=True)
+    datasets = [*(config.data.parts if config.trainer.steps != 0 else []), *config.eval.datasets]
+    lengths = lengths_of(config, datasets)
+    for data in datasets:
+        show(f"rows   {prepare(config, folder, data, lengths)} in {file_of(config, folder, data)}", flush=True)
+    provenance.note(folder, provenance.now(sys.argv[1:], config, prepared=True))
+    return 0
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=handle_model)
+    add_examples(parser, "rhymed model Qwen/Qwen2.5-0.5B-Instruct", "rhymed model path/to/model.gguf")
+    parser.add_argument(
+        "name",
+        nargs="?",
+        default="SmolLM2-135M-Instruct",
+        metavar="NAME_OR_PATH",
+        help="as model.path: a folder, a GGUF file, a hub id (owner/name) or a known name",
+    )
+    parser.add_argument("--revision", default="", help="hub id: branch, tag or commit")
+    add_json(parser)
+
+
+def handle_model(arguments: argparse.Namespace) -> int:
+    from rhymed.inputs.models import prepare
+
+    folder = prepare(arguments.name, arguments.revision, newest=True)
+    if arguments.json:
+        print_json({"name": arguments.name, "folder": str(folder)})
+    else:
+        show(folder)
+    return 0

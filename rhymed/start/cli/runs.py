@@ -1,0 +1,148 @@
+"""`rhymed runs`: the runs of a folder as a table."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rhymed.core.errors import ConfigError
+from rhymed.core.style import plain_table
+from rhymed.core.text import age, counted, number, quoted, shortened
+from rhymed.start.cli.options import add_examples, add_json, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rhymed.records.several import Listing, RunRow
+
+RUNS = Path("runs")
+UNLIMITED = 10_000  # characters of a line that goes into a file or a pipe
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=handle)
+    add_examples(parser, "rhymed runs", "rhymed runs runs/rates", "rhymed runs --json")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=RUNS, metavar="FOLDER", help=f"of runs (default: {RUNS})"
+    )
+    add_json(parser)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    from rhymed.records.several import config_of, listing
+
+    folder: Path = arguments.folder.expanduser()
+    if folder.is_dir() and _is_run(folder, config_of):
+        raise ConfigError(f"{folder} is one run's folder, not a folder of runs: rhymed runs {quoted(folder.parent)}")
+    found = listing(folder)
+    if arguments.json:
+        print_json(found.json())
+    else:
+        show(found)
+    return 0
+
+
+def _is_run(folder: Path, config_of: Any) -> bool:
+    try:
+        return config_of(folder) is not None
+    except (OSError, ValueError):
+        return False
+
+
+def show(found: Listing) -> None:
+    from rhymed.core.console import Terminal
+
+    console = Terminal(highlight=False)
+    if found.runs:
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = UNLIMITED
+        console.print(table(found, time.time(), console.width))
+    for line in notes(found):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+# The list of runs on a terminal.
+
+LEAST_NAME = 16  # characters of a name that are kept however narrow the terminal is
+BETWEEN = 3  # characters between two columns
+COLUMNS = ("name", "state", "step", "reward", "held-out", "elapsed", "left", "age")
+OPTIONAL = ("held-out", "left")  # left out where no run has one
+NARROW = ("age", "elapsed", "left", "held-out", "reward", "step")  # left out, in this order, where lines are short
+NONE = "-"
+LEFT = ("name", "state")  # columns that are aligned left
+COLOURS = {
+    "running": "green",
+    "paused": "yellow",
+    "held": "yellow",
+    "failed": "red",
+    "interrupted": "yellow",
+    "stopped": "yellow",
+    "new": "grey50",
+}
+
+
+def table(listing: Listing, now: float, width: int) -> Table:
+    """`now`: seconds since 1970; `width`: characters of a line. One line per run: long names lose their middle, and
+    columns are left out that have no room."""
+    from rich.text import Text
+
+    rows = [cells(row, now) for row in listing.runs]
+    widths = [max([len(column), *(len(row[at]) for row in rows)]) for at, column in enumerate(COLUMNS)]
+    chosen = [
+        at for at, column in enumerate(COLUMNS) if column not in OPTIONAL or any(row[at] != NONE for row in rows)
+    ]
+    chosen = _fitting(chosen, widths, width)
+    shown = plain_table()
+    for at in chosen:
+        side: Literal["left", "right"] = "left" if COLUMNS[at] in LEFT else "right"
+        shown.add_column(COLUMNS[at], justify=side, no_wrap=True)
+    room = max(LEAST_NAME, width - _others(chosen, widths))
+    for name, state, *texts in ([row[at] for at in chosen] for row in rows):
+        shown.add_row(Text(shortened(name, room)), Text(state, COLOURS.get(state, "")), *texts)
+    return shown
+
+
+def _fitting(columns: list[int], widths: list[int], width: int) -> list[int]:
+    """Those of the columns that fit next to a name that is cut as far as it may be."""
+    for dropped in NARROW:
+        if min(widths[0], LEAST_NAME) + _others(columns, widths) <= width:
+            break
+        columns = [at for at in columns if COLUMNS[at] != dropped]
+    return columns
+
+
+def _others(columns: list[int], widths: list[int]) -> int:
+    """Characters of a line that the name does not have."""
+    return sum(widths[at] + BETWEEN for at in columns if at > 0) + 2
+
+
+def cells(row: RunRow, now: float) -> list[str]:
+    """One text per column."""
+    steps = "?" if row.steps is None else str(row.steps)
+    return [
+        row.name,
+        row.state,
+        f"{row.step}/{steps}",
+        number(row.reward, ".3f"),
+        number(row.held_out, ".3f"),
+        age(row.elapsed_s) if row.elapsed_s else NONE,
+        NONE if row.eta_s is None else age(row.eta_s),
+        NONE if row.started is None else age(now - row.started),
+    ]
+
+
+def notes(listing: Listing) -> Iterator[str]:
+    """Lines for below the table: why runs failed, and what cannot be read."""
+    for row in listing.runs:
+        if row.why:
+            yield f"{row.name}: {row.why.splitlines()[0]}"
+    for one in listing.damaged:
+        yield f"damaged: {one.folder}: {one.why}"
+    if not listing.runs and not listing.damaged:
+        yield f"no runs in {listing.folder}: `rhymed run CONFIG` makes one, in run.folder"
+    elif listing.damaged:
+        yield f"{counted(len(listing.damaged), 'folder')} left out of the table"

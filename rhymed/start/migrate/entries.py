@@ -1,0 +1,235 @@
+"""What a table of settings consists of, and how it is applied. Pure.
+
+An `Entry` reads settings of the other framework by their names and returns `Put`s (keys of ours) and `Note`s. A value
+that only the running program knows never reaches it: the table names it instead, with the keys that remain to be set.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Final, Literal, TypeAlias
+
+from rhymed.core.text import short
+
+Verdict: TypeAlias = Literal["unknown", "unsupported", "different", "dropped"]
+
+VERDICTS: dict[Verdict, str] = {
+    "unknown": "to be set: not known without running the source",
+    "unsupported": "not supported",
+    "different": "done differently",
+    "dropped": "dropped: not needed",
+}
+"""In the order of the report."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A value that is known only when the program runs."""
+
+    text: str  # the expression
+
+
+UNSET: Final = object()
+"""Value of a key that remains to be set."""
+
+
+@dataclass(frozen=True)
+class Put:
+    """A key of ours."""
+
+    key: str  # e.g. trainer.lr
+    value: Any
+    why: str = ""  # beyond "it was that setting"
+    of: tuple[str, ...] = ()  # the settings that it comes from; empty: all that the entry names
+
+
+@dataclass(frozen=True)
+class Note:
+    """A setting without a counterpart."""
+
+    name: str
+    verdict: Verdict
+    reason: str
+
+
+Item: TypeAlias = Put | Note
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of the other framework."""
+
+    framework: str  # in comments, e.g. TRL
+    given: Mapping[str, Any]  # as the source has them
+    defaults: Mapping[str, Any]  # for those that it leaves out
+
+    def __getitem__(self, name: str) -> Any:
+        return self.given[name] if name in self.given else self.defaults.get(name)
+
+    def origin(self, names: Sequence[str]) -> str:
+        """The comment next to a value: which settings it comes from. Empty: from a default."""
+        given = [f"{brief(name)} = {short(self.given[name])}" for name in names if name in self.given]
+        return ", ".join(given)
+
+    def default(self, names: Sequence[str]) -> str:
+        """The same, where the source has none of them."""
+        known = next((brief(name) for name in names if name in self.defaults), "")
+        return f"{self.framework}'s default of {known}" if known else ""
+
+
+def brief(name: str) -> str:
+    """As people abbreviate verl's names."""
+    return name.removeprefix("actor_rollout_ref.")
+
+
+@dataclass(frozen=True)
+class Entry:
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]  # keys that remain to be set if a value is not known
+    translate: Callable[..., Iterable[Item]]  # the values, in the order of `reads`
+    named: int = 0  # how many of `reads` the comment names; 0: all
+
+    def unknown(self, settings: Settings) -> dict[str, str]:
+        """Settings whose values are not known, and their expressions."""
+        values = {name: settings[name] for name in self.reads}
+        return {name: value.text for name, value in values.items() if isinstance(value, Unknown)}
+
+    def apply(self, settings: Settings) -> Iterator[tuple[Item, str, bool]]:
+        """Each item, where it comes from, and whether that is only a default."""
+        for item in self.translate(*(settings[name] for name in self.reads)):
+            names = (isinstance(item, Put) and item.of) or self.reads[: self.named or None]
+            origin = settings.origin(names)
+            yield item, origin or settings.default(names), not origin
+
+
+def same(name: str, key: str, why: str = "") -> Entry:
+    """The value as it is; None: left out."""
+    return Entry((name,), (key,), lambda value: () if value is None else (Put(key, value, why),))
+
+
+def flag(name: str, verdict: Verdict, reason: str) -> Entry:
+    """A note, if the setting is switched on."""
+    return Entry((name,), (), lambda value: (Note(name, verdict, reason),) if value else ())
+
+
+def unless(name: str, harmless: Any, verdict: Verdict, reason: str) -> Entry:
+    """A note, if the setting has another value than the harmless one."""
+    return Entry((name,), (), lambda value: (Note(name, verdict, reason),) if value not in (None, harmless) else ())
+
+
+@dataclass(frozen=True)
+class Table:
+    framework: str
+    version: str  # whose defaults these are
+    defaults: Mapping[str, Any]
+    entries: Sequence[Entry]
+    dropped: Mapping[str, str]  # name or pattern -> reason; settings that no entry reads
+    silent: frozenset[str] = field(default_factory=frozenset)  # patterns of names that are not mentioned
+
+    @property
+    def names(self) -> set[str]:
+        """Of the settings that its entries read."""
+        return {name for entry in self.entries for name in entry.reads}
+
+    def apply(self, given: Mapping[str, Any]) -> list[tuple[Item, str, bool]]:
+        """As `Entry.apply`. A key whose setting is not known gets `UNSET`, and a note."""
+        settings = Settings(self.framework, given, self.defaults)
+        found: list[tuple[Item, str, bool]] = []
+        missing: dict[tuple[str, str], list[str]] = {}
+        for entry in self.entries:
+            if unknown := entry.unknown(settings):
+                for place in unknown.items():
+                    missing.setdefault(place, []).extend(entry.writes)
+            else:
+                found += entry.apply(settings)
+        for (name, text), keys in missing.items():
+            keys = list(dict.fromkeys(keys))
+            found += ((Put(key, UNSET, f"to be set: {brief(name)} is `{text}`"), "", False) for key in keys)
+            found.append((Note(name, "unknown", f"it is `{text}`: set {' and '.join(keys)}"), "", False))
+        return [*found, *((note, "", False) for note in self._rest(given))]
+
+    def _rest(self, given: Mapping[str, Any]) -> Iterator[Note]:
+        """Of the settings that no entry reads; those with the same reason in one note."""
+        read = self.names
+        reasons: dict[str, list[str]] = {}
+        for name in given:
+            if name in read or any(fnmatchcase(name, pattern) for pattern in self.silent):
+                continue
+            found = (reason for pattern, reason in self.dropped.items() if fnmatchcase(name, pattern))
+            if (reason := next(found, None)) is None:
+                yield Note(
+                    name,
+                    "unsupported",
+                    f"{self.framework} {self.version} has no such setting, as far as is known here",
+                )
+            else:
+                reasons.setdefault(reason, []).append(name)
+        yield from (Note(", ".join(names), "dropped", reason) for reason, names in reasons.items())
+
+
+# Values as other frameworks write them. Pure.
+
+NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def run_name(text: str) -> str:
+    """As `run.name` takes it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._") or "run"
+
+
+def typed(value: Any) -> Any:
+    """YAML 1.1 reads 1e-6 as text; both frameworks read it as a number. Inside lists and maps, too."""
+    if isinstance(value, str) and NUMBER.fullmatch(value.strip()):
+        number = float(value)
+        return int(number) if number.is_integer() and not re.search(r"[.eE]", value) else number
+    if isinstance(value, list):
+        return [typed(each) for each in value]
+    if isinstance(value, dict):
+        return {key: typed(each) for key, each in value.items()}
+    return value
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}. Empty maps are left out."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{name}.")
+        else:
+            found[name] = value
+    return found
+
+
+def arithmetic(text: str) -> int | None:
+    """The value of `$((...))` in a shell script, numbers only; None: it has names in it."""
+    try:
+        value = _number(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+    return int(value)
+
+
+def _number(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        division = operator.floordiv if isinstance(node.op, ast.Div) else OPERATORS[type(node.op)]
+        return division(_number(node.left), _number(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(node.operand)
+    raise ValueError("not a number")

@@ -1,0 +1,172 @@
+"""TRL's losses, advantages, KL and importance sampling -> the settings of an algorithm. See docs/algorithms.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rhymed.start.migrate.entries import Entry, Item, Note, Put, flag, same, unless
+
+DEFAULTS: dict[str, Any] = {
+    "loss_type": "dapo",
+    "importance_sampling_level": "token",
+    "scale_rewards": "group",
+    "epsilon": 0.2,
+    "beta": 0.0,
+    "multi_objective_aggregation": "sum_then_normalize",
+    "top_entropy_quantile": 1.0,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "entropy_target": 0.2,
+    "entropy_coef_min": 0.0,
+    "entropy_coef_max": 1.0,
+    "entropy_coef_delta": 0.005,
+    "mask_truncated_completions": False,
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    "use_bias_correction_kl": True,
+    "vllm_importance_sampling_correction": True,
+    "vllm_importance_sampling_mode": "sequence_mask",
+    "vllm_importance_sampling_clip_max": 3.0,
+}
+
+LOSSES = {
+    "grpo": ("grpo", "seq-mean-token-mean"),
+    "dapo": ("grpo", "token-mean"),
+    "bnpo": ("bnpo", "token-mean"),
+    "dr_grpo": ("dr_grpo", "seq-mean-token-sum-norm"),
+    "cispo": ("cispo", "token-mean"),
+    "sapo": ("sapo", "seq-mean-token-mean"),
+    "luspo": ("grpo", "seq-mean-token-sum"),
+}
+"""loss_type -> our algorithm and the aggregation of its tokens."""
+
+MODE, MOST = ("vllm_importance_sampling_mode",), ("vllm_importance_sampling_clip_max",)
+SCALES = {True: "group", "group": "group", "batch": "batch", False: "none", "none": "none"}
+
+
+def _loss(kind: str, level: str, low: float, high: float | None, delta: float | None) -> Iterator[Item]:
+    algorithm, aggregation = LOSSES.get(kind, ("grpo", "token-mean"))
+    if kind not in LOSSES:
+        yield Note(
+            "loss_type", "unsupported", f"there is no {kind!r} here; `grpo` over tokens is written in its place"
+        )
+    why = "TRL's `dapo` is the mean over tokens, without the other parts of that algorithm"
+    yield Put("trainer.algorithm", algorithm, why if kind == "dapo" else "", ("loss_type",))
+    yield Put("trainer.aggregation", aggregation, of=("loss_type",))
+    if algorithm in ("grpo", "bnpo", "dr_grpo"):
+        yield Put("trainer.clip_eps_low", low, of=("epsilon",))
+        yield Put("trainer.clip_eps_high", low if high is None else high, of=("epsilon_high", "epsilon"))
+        if level == "sequence":
+            yield Put("trainer.ratio", "sequence", of=("importance_sampling_level",))
+        if delta is not None:
+            yield Put("trainer.dual_clip", delta, of=("delta",))
+    elif level == "sequence":
+        yield Note("importance_sampling_level", "unsupported", f"{kind} has ratios of tokens here")
+    if algorithm == "cispo":
+        trap = "" if high is not None else "TRL takes epsilon where epsilon_high is not set; the paper has 5.0"
+        yield Put("trainer.cispo_max", low if high is None else high, trap, ("epsilon_high", "epsilon"))
+        yield Put("trainer.cispo_min", 0.0, of=("loss_type",))
+
+
+def _sapo(kind: str, positive: float, negative: float) -> Iterator[Item]:
+    if kind == "sapo":
+        yield Put("trainer.sapo_tau_pos", positive)
+        yield Put("trainer.sapo_tau_neg", negative)
+
+
+def _scale(value: Any, several: str) -> Iterator[Item]:
+    if several == "normalize_then_sum":
+        yield Put("trainer.advantage", "decoupled", of=("multi_objective_aggregation",))
+        return
+    yield Put("trainer.advantage_scale", SCALES.get(value, "group"))
+    if value not in SCALES:
+        yield Note("scale_rewards", "unsupported", f"there is no {value!r} here; `group` is written in its place")
+
+
+def _entropy(coef: float, adaptive: bool, target: float, least: float, most: float, delta: float) -> Iterator[Item]:
+    if coef or adaptive:
+        yield Put("trainer.entropy_coef", float(coef), of=("entropy_coef",))
+    if adaptive:
+        yield Put("trainer.entropy_target", target, of=("entropy_target",))
+        yield Put("trainer.entropy_coef_min", least, of=("entropy_coef_min",))
+        yield Put("trainer.entropy_coef_max", most, of=("entropy_coef_max",))
+        yield Put("trainer.entropy_coef_delta", delta, of=("entropy_coef_delta",))
+
+
+def _kl(beta: float, corrected: bool, sync: bool | None) -> Iterator[Item]:
+    yield Put("trainer.kl_coef", float(beta), "0: no reference model" if not beta else "")
+    if beta:
+        yield Put("trainer.kl_estimator", "k3")
+        yield Put("trainer.kl_in", "loss")
+        if not corrected:
+            yield Note("use_bias_correction_kl", "different", "the KL term is always multiplied by the ratio")
+    if sync:
+        yield Note("sync_ref_model", "unsupported", "the reference model stays the initial one")
+
+
+def _correction(
+    vllm: bool | None, on: bool, mode: str, most: float | None, least: float | None, cap: float | None
+) -> Iterator[Item]:
+    limit = cap if cap is not None else most
+    if not vllm:
+        why = "TRL samples with the trained model itself; here engine and trainer differ a little: trainer.correction"
+        yield Note("use_vllm", "different", f"responses always come from vLLM. {why}")
+    elif not on:
+        yield Put("trainer.correction", "none")
+    elif mode == "sequence_mask" and limit is not None:
+        yield Put("trainer.correction", "sequence-mask", of=MODE)
+        yield Put("trainer.sequence_mask_cap", limit, of=MOST)
+    elif mode == "token_truncate" and limit is not None:
+        yield Put("trainer.correction", "token-tis", of=MODE)
+        yield Put("trainer.tis_cap", limit, of=MOST)
+    elif mode == "token_mask" and limit is not None:
+        yield Put("trainer.correction", "icepop", of=MODE)
+        yield Put("trainer.icepop_min", least or 0.0)
+        yield Put("trainer.icepop_max", limit, of=MOST)
+    else:
+        yield Note(
+            "vllm_importance_sampling_mode", "unsupported", f"no {mode} with these limits; see trainer.correction"
+        )
+    if vllm and on and least is not None and mode != "token_mask":
+        yield Note("vllm_importance_sampling_clip_min", "unsupported", f"{mode} has no lower limit here")
+
+
+ENTRIES = (
+    Entry(
+        ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta"),
+        ("trainer.algorithm", "trainer.clip_eps_low", "trainer.clip_eps_high"),
+        _loss,
+    ),
+    Entry(("loss_type", "sapo_temperature_pos", "sapo_temperature_neg"), ("trainer.sapo_tau_pos",), _sapo),
+    Entry(("scale_rewards", "multi_objective_aggregation"), ("trainer.advantage_scale",), _scale, named=1),
+    Entry(("beta", "use_bias_correction_kl", "sync_ref_model"), ("trainer.kl_coef",), _kl, named=1),
+    same("mask_truncated_completions", "trainer.overlong_filter"),
+    same("off_policy_mask_threshold", "trainer.off_policy_mask"),
+    Entry(
+        (
+            "use_vllm",
+            "vllm_importance_sampling_correction",
+            "vllm_importance_sampling_mode",
+            "vllm_importance_sampling_clip_max",
+            "vllm_importance_sampling_clip_min",
+            "vllm_importance_sampling_cap",
+        ),
+        ("trainer.correction",),
+        _correction,
+    ),
+    unless("top_entropy_quantile", 1.0, "unsupported", "tokens of any entropy are trained on"),
+    Entry(
+        (
+            "entropy_coef",
+            "use_adaptive_entropy",
+            "entropy_target",
+            "entropy_coef_min",
+            "entropy_coef_max",
+            "entropy_coef_delta",
+        ),
+        ("trainer.entropy_coef",),
+        _entropy,
+    ),
+    flag("router_aux_loss_coef", "unsupported", "the loss has no term for routers"),
+)

@@ -1,1 +1,0 @@
-"""`rhymed init`: folders to start from, made of the examples and configurations that the package contains."""

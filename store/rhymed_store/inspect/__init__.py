@@ -1,1 +1,0 @@
-"""Reads a whole store for people and reports."""

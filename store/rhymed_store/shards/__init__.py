@@ -1,1 +1,0 @@
-"""Several stores of one run, by prompt: their client, their folders, and all of them read as one."""

@@ -1,1 +1,0 @@
-"""Scores responses by a model on a server: asked from the reward worker's event loop, many samples at a time."""

@@ -1,0 +1,396 @@
+"""The judges of a configuration: each scores samples, many at a time, and every sample gets one `Verdict`.
+
+A judge runs no user code, so it needs no process of its own: while one answer is awaited others are asked for. An
+answer that cannot be read is an error in words; it is counted and not kept, so that it may be asked for again.
+
+`Judges` asks, `reward_of` reads an answer, and `Cache` keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from rhymed.core.config import Config
+from rhymed.core.config.reward import Judge
+from rhymed.core.errors import DataError, RewardError, RowUnsuitable
+from rhymed.core.tasks import watched
+from rhymed.core.text import short
+from rhymed.inputs import render
+from rhymed_workers.reward.child import Item
+from rhymed_workers.reward.judge_client import AskFailed, Client, address_of, body_of, read_rubric
+from rhymed_workers.reward.scorers.answer import NUMBER
+from rhymed_workers.reward.scorers.result import Verdict
+
+log = logging.getLogger(__name__)
+
+FILE = "judge.sqlite"  # in the run's folder
+
+
+class Judges:
+    """By index in `reward.all`. `folder`: for the cache; None: nothing is kept.
+
+    `patience_s`: a check's, in place of the judge's; then a judge that cannot be asked raises `RewardError`.
+    """
+
+    def __init__(self, config: Config, folder: Path | None = None, patience_s: float | None = None) -> None:
+        self._config = config
+        self._all: dict[int, _Asked] = {}
+        caches = [judge.cache for judge in config.reward.judges]
+        self._cache = Cache(folder / FILE, max(caches)) if folder and any(caches) else None
+        for index, scorer in enumerate(config.reward.all):
+            if scorer.judge:
+                cache = self._cache if scorer.judge.cache else None
+                self._all[index] = _Asked(config, index, scorer.label, scorer.judge, cache, patience_s)
+
+    async def __aenter__(self) -> Self:
+        """Raises `RewardError` for a rubric that cannot be read."""
+        for judge in self._all.values():
+            await asyncio.to_thread(judge.load)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for judge in self._all.values():
+            await judge.client.close()
+        if self._cache is not None:
+            await self._cache.close()
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._all
+
+    async def score(self, item: Item, index: int) -> Verdict:
+        return await self._all[index].score(item)
+
+    async def score_all(self, item: Item) -> dict[int, Verdict]:
+        """By all judges at the same time."""
+        verdicts = await asyncio.gather(*(judge.score(item) for judge in self._all.values()))
+        return dict(zip(self._all, verdicts, strict=True))
+
+    def stats(self) -> dict[str, float]:
+        """Since the start, of all judges together; empty without one."""
+        judges = self._all.values()
+        if not judges:
+            return {}
+        return {
+            "reward/judge_requests": float(sum(judge.client.requests for judge in judges)),
+            "reward/judge_repeats": float(sum(judge.client.repeats for judge in judges)),
+            "reward/judge_cached": float(sum(judge.cached for judge in judges)),
+            "reward/judge_unreadable": float(sum(judge.unreadable for judge in judges)),
+        }
+
+
+class _Asked:
+    """One judge."""
+
+    def __init__(
+        self, config: Config, index: int, label: str, judge: Judge, cache: Cache | None, patience_s: float | None
+    ) -> None:
+        self._config, self._label, self._judge, self._cache = config, label, judge, cache
+        self._key = f"reward.scorers[{index}].judge" if config.reward.scorers else "reward.judge"
+        self._checked, self._rubric = patience_s is not None, ""
+        self._asking: dict[bytes, asyncio.Future[float | Exception | None]] = {}
+        self.client = Client(judge, patience_s)
+        self.cached = self.unreadable = 0
+
+    def load(self) -> None:
+        self._rubric = read_rubric(self._judge, self._key)
+
+    async def score(self, item: Item) -> Verdict:
+        began = time.monotonic()
+        name = f"judge {self._judge.model} at {address_of(self._judge)}"
+        reward, error, unsuitable, late = None, None, False, False
+        try:
+            reward = await self._reward(item)
+        except (RowUnsuitable, DataError) as problem:
+            error, unsuitable = str(problem), True
+        except Unreadable as problem:
+            self.unreadable += 1
+            error = f"{name}: {problem}"
+        except AskFailed as problem:
+            error, late = f"{name} {problem}", problem.late
+            if self._checked:
+                raise RewardError(f"{self._key}: {error}") from None
+        seconds = time.monotonic() - began
+        return Verdict(reward, error=error, timeout=late, seconds=seconds, label=self._label, unsuitable=unsuitable)
+
+    async def _reward(self, item: Item) -> float:
+        row = json.loads(item.row)
+        chat = render.messages(self._config.data, "the row", row)
+        body = body_of(self._judge, self._rubric, chat, item.response, row)
+        key = hashlib.sha256(address_of(self._judge).encode() + b"\n" + body).digest()
+        if self._cache is None:
+            return reward_of(self._judge, await self._ask(key, body))
+        while (other := self._asking.get(key)) is not None:  # another sample has the same response
+            if (result := await asyncio.shield(other)) is not None:
+                return self._shared(result)
+        self._asking[key] = asking = asyncio.get_running_loop().create_future()
+        try:
+            reward = await self._kept(self._cache, key, body)
+            asking.set_result(reward)
+            return reward
+        except Exception as error:  # also one that nobody foresaw: those who wait must learn of it
+            asking.set_result(error)
+            raise
+        finally:
+            del self._asking[key]
+            if not asking.done():  # this sample was cancelled: one of the waiting samples asks
+                asking.set_result(None)
+
+    def _shared(self, result: float | Exception) -> float:
+        if isinstance(result, Exception):
+            raise result
+        self.cached += 1
+        return result
+
+    async def _kept(self, cache: Cache, key: bytes, body: bytes) -> float:
+        if (known := await cache.get(key)) is not None:
+            reward = reward_of(self._judge, known)
+            self.cached += 1
+            return reward
+        text = await self._ask(key, body)
+        reward = reward_of(self._judge, text)
+        cache.put(key, text)
+        return reward
+
+    async def _ask(self, key: bytes, body: bytes) -> str:
+        return text_of(self._judge, await self.client.ask(body, spread=key[0] / 255))
+
+
+# Reads a judge's answer as a reward. An answer that has no score raises `Unreadable` in words; none becomes 0.
+#
+# Pure. Answers are foreign text: what is searched is bounded, and nothing in it is evaluated.
+
+READ_CHARS = 1 << 14  # at the end of an answer, in which its score is searched
+LINE_CHARS = 1 << 10
+OF_MOST = re.compile(r"\s*(?:/|out of)\s*")
+WORD = re.compile(r"\w+")
+
+
+class Unreadable(Exception):
+    """Its text is a part of a sentence: `its answer ...`."""
+
+
+def text_of(judge: Judge, answer: Any) -> str:
+    """What decides the score: the end of a judge's text, or a reward model's number."""
+    try:
+        if judge.api == "chat":
+            return _written(answer["choices"][0])
+        data = answer["data"][0]
+        numbers = {"classify": "probs", "pooling": "data", "score": "score"}[judge.api]
+        return _single(data[numbers], judge)
+    except (KeyError, TypeError, IndexError, AttributeError):
+        raise Unreadable(
+            f"its answer is none of {judge.api!r} (api): {short(answer)}; is this the server's path?"
+        ) from None
+
+
+def reward_of(judge: Judge, text: str) -> float:
+    """From what `text_of` returned."""
+    if judge.api != "chat":
+        return _scaled(judge, _finite(text))
+    found = READERS[judge.read](judge, text)
+    if isinstance(found, float):
+        return _scaled(judge, found)
+    if judge.words:
+        return _by_word(judge, found)
+    return _scaled(judge, _one_number(judge, found))
+
+
+def _written(choice: Any) -> str:
+    text, reason = choice["message"].get("content"), choice.get("finish_reason")
+    if reason == "length":
+        raise Unreadable("its answer was cut at the limit of tokens: raise options.max_tokens, or ask for less")
+    if not isinstance(text, str) or not text.strip():
+        raise Unreadable(f"its answer is empty (finish_reason: {short(reason)})")
+    return text.strip()[-READ_CHARS:]
+
+
+def _single(value: Any, judge: Judge) -> str:
+    while isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, list):
+        raise Unreadable(
+            f"it gave {len(value)} numbers (api = {judge.api!r}), and a reward is one: name another model"
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Unreadable(f"it gave {short(value)} in place of a number")
+    return repr(_finite(value))
+
+
+def _last_line(judge: Judge, text: str) -> str:
+    return text.splitlines()[-1].strip()[-LINE_CHARS:]
+
+
+def _last_field(judge: Judge, text: str) -> str | float:
+    found = [value[judge.field] for value in _objects(text) if judge.field in value]
+    if not found:
+        raise Unreadable(f"its answer has no JSON object with the field {judge.field!r}: {short(text[-200:])}")
+    value = found[-1]
+    if isinstance(value, int | float) and not isinstance(value, bool) and not judge.words:
+        return _finite(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _last_match(judge: Judge, text: str) -> str:
+    matches = list(re.finditer(judge.pattern, text))
+    if not matches:
+        raise Unreadable(f"its answer does not match pattern: {short(text[-200:])}")
+    return str(matches[-1][1 if matches[-1].re.groups else 0] or "")
+
+
+READERS: dict[str, Callable[[Judge, str], str | float]] = {
+    "last_line": _last_line,
+    "json": _last_field,
+    "regex": _last_match,
+}
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Those in the text, one after the other."""
+    decoder, at = json.JSONDecoder(), text.find("{")
+    while at >= 0:
+        try:
+            value, end = decoder.raw_decode(text, at)
+            yield value
+        except (ValueError, RecursionError):
+            end = at + 1
+        at = text.find("{", end)
+
+
+def _by_word(judge: Judge, text: str) -> float:
+    rewards = {name.casefold(): reward for name, reward in judge.words.items()}
+    whole = " ".join(text.split()).strip(" .!*_`\"'").casefold()
+    if whole in rewards:
+        return rewards[whole]
+    found = {word for word in WORD.findall(text.casefold()) if word in rewards}
+    if len(found) != 1:
+        what = "none" if not found else "several"
+        raise Unreadable(f"it wrote {what} of the words {', '.join(judge.words)}: {short(text)}")
+    return rewards[found.pop()]
+
+
+def _one_number(judge: Judge, text: str) -> float:
+    """`8`, `Score: 8`, and `8/10` where 10 is the most."""
+    found = list(NUMBER.finditer(text))
+    if len(found) == 2 and judge.bounds and OF_MOST.fullmatch(text[found[0].end() : found[1].start()]):
+        found = found[:1] if _number(found[1][0]) == judge.bounds[1] else found
+    if len(found) != 1:
+        raise Unreadable(f"one number is expected where its score is, and there {_are(len(found))}: {short(text)}")
+    return _number(found[0][0])
+
+
+def _are(count: int) -> str:
+    return f"are {count}" if count else "is none"
+
+
+def _number(text: str) -> float:
+    return _finite(text.replace(",", "").replace("\u2212", "-"))
+
+
+def _finite(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise Unreadable(f"it gave {short(value)} in place of a finite number")
+    return number
+
+
+def _scaled(judge: Judge, number: float) -> float:
+    if judge.bounds is None:
+        return number
+    least, most = judge.bounds
+    if not least <= number <= most:
+        raise Unreadable(f"it gave {number:g}, which is not in range = [{least:g}, {most:g}]")
+    return (number - least) / (most - least)
+
+
+# A judge's answers in a file of the run's folder, so that no request is made twice: after a restart, or for the same
+# response again.
+#
+# All reward workers that see the folder share the file, also those of other machines: so it has no write-ahead log,
+# which needs shared memory. The oldest answers go when there are more than `most`. A cache that cannot be read or
+# written is reported once and left out: it costs requests, and never a score.
+
+BUSY_S = 5.0  # to wait for another worker's write
+TABLE = "CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB UNIQUE, text TEXT)"
+OLDEST = "DELETE FROM answers WHERE number <= (SELECT number FROM answers ORDER BY number DESC LIMIT 1 OFFSET ?)"
+
+Result = TypeVar("Result")
+
+
+class Cache:
+    """Used from one event loop; the file is used from a thread of its own."""
+
+    def __init__(self, file: Path, most: int) -> None:
+        self._file, self._most = file, most
+        self._thread = ThreadPoolExecutor(1, "judge-cache")
+        self._database: sqlite3.Connection | None = None
+        self._broken = False
+        self._unwritten: dict[bytes, str] = {}
+        self._writing: asyncio.Task[None] | None = None
+
+    async def get(self, key: bytes) -> str | None:
+        return self._unwritten.get(key) or await self._run(self._get, key)
+
+    def put(self, key: bytes, text: str) -> None:
+        """Returns at once. What came meanwhile is written together: a commit waits for the disk."""
+        self._unwritten[key] = text
+        if self._writing is None or self._writing.done():
+            self._writing = watched(self._write())
+
+    async def _write(self) -> None:
+        while self._unwritten:
+            answers, self._unwritten = self._unwritten, {}
+            await self._run(self._put, answers)
+
+    async def close(self) -> None:
+        if self._writing is not None:
+            await self._writing
+        await asyncio.to_thread(self._close)
+
+    async def _run(self, work: Callable[..., Result], *given: object) -> Result | None:
+        if self._broken:
+            return None
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
+        except (sqlite3.Error, OSError) as error:
+            if not self._broken:
+                log.warning("answers of the judge are not kept, since %s cannot be used: %s", self._file, error)
+            self._broken = True
+            return None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._database is None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(self._file, BUSY_S, isolation_level=None, check_same_thread=False)
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.execute(TABLE)
+        return self._database
+
+    def _get(self, key: bytes) -> str | None:
+        row = self._open().execute("SELECT text FROM answers WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def _put(self, answers: Mapping[bytes, str]) -> None:
+        plain = [(key, text.encode(errors="replace").decode()) for key, text in answers.items()]
+        with self._open() as database:  # commits, or takes back
+            database.execute("BEGIN IMMEDIATE")
+            database.executemany("INSERT OR REPLACE INTO answers (key, text) VALUES (?, ?)", plain)
+            database.execute(OLDEST, (self._most,))
+
+    def _close(self) -> None:
+        self._thread.shutdown()
+        if self._database is not None:
+            self._database.close()

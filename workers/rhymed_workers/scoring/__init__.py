@@ -1,1 +1,0 @@
-"""The scoring process and the jail around it."""

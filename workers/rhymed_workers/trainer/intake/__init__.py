@@ -1,1 +1,0 @@
-"""Samples on their way to the learner: read from the store, a whole step at once or group by group."""

@@ -1,0 +1,160 @@
+"""Numbers of the tokens of a step: their sums, the metrics that these become, and those of each token.
+
+Sums stay on the device of their tokens until the step is over: reading one waits for the device.
+
+`Sums` has the sums; `Taken` keeps the numbers of single tokens for the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rhymed_store.client import StoredSample
+from rhymed_store.codec.tokenstats import MOST, NAMES, Numbers
+from rhymed_workers.trainer.algorithms.losses import TokenLosses, k3
+from rhymed_workers.trainer.algorithms.tokens import Tokens
+from rhymed_workers.trainer.ranks import Alone
+from rhymed_workers.trainer.stepstats import StepStats
+from rhymed_workers.trainer.turns import learned_mask
+
+Sum: TypeAlias = "Tensor | float"
+
+COUNTS = ("tokens", "compared", "computed")
+ADDED = (*COUNTS, "loss", "entropy", "clipped", "mismatch")
+OPTIONAL = ("rejected", "kl")
+"""Sums over tokens. `grad_norms`, `skipped` and `extra` are the same in all ranks."""
+
+
+@dataclass
+class Sums:
+    tokens: int = 0
+    loss: Sum = 0.0
+    entropy: Sum = 0.0
+    clipped: Sum = 0.0
+    rejected: Sum | None = None
+    kl: Sum | None = None
+    mismatch: Sum = 0.0
+    compared: int = 0  # tokens summed in `mismatch`
+    computed: int = 0  # tokens through the model, with prompts, without padding
+    grad_norms: list[float] = field(default_factory=list)
+    extra: dict[str, float] = field(default_factory=dict)  # metrics of the whole step
+    skipped: int = 0  # optimizer steps with a loss or gradient that is not finite
+
+    @classmethod
+    def of(cls, parts: Sequence[Sums]) -> Sums:
+        """Of all parts of a step, added in this order."""
+        total = cls()
+        for part in parts:
+            for name in ADDED:
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            for name in OPTIONAL:
+                if getattr(part, name) is not None:
+                    setattr(total, name, _begun(getattr(total, name)) + getattr(part, name))
+        return total
+
+    def add(self, found: TokenLosses, entropy_N: Tensor) -> None:
+        self.tokens += len(entropy_N)
+        self.entropy += _total(entropy_N)
+        self.clipped += _total(found.clipped_N)
+        if found.rejected_N is not None:
+            self.rejected = _begun(self.rejected) + _total(found.rejected_N)
+        if found.kl_N is not None:
+            self.kl = _begun(self.kl) + _total(found.kl_N)
+
+    def compare(self, engine_N: Tensor, logp_N: Tensor) -> None:
+        """The same tokens' log-probs in the engine and in the trainer, of one version."""
+        self.mismatch += _total(k3(engine_N, logp_N).nan_to_num(nan=0.0))
+        self.compared += len(engine_N)
+
+    def together(self, ranks: Alone) -> None:
+        """Becomes the sums of all ranks, where each has seen its own tokens."""
+        if ranks.size == 1:
+            return
+        some = [name for name in OPTIONAL if getattr(self, name) is not None]
+        values = [float(getattr(self, name) or 0.0) for name in (*ADDED, *OPTIONAL)]
+        found = ranks.sum([*values, *(float(name in some) for name in OPTIONAL)])
+        for name, value in zip((*ADDED, *OPTIONAL), found, strict=False):
+            setattr(self, name, int(value) if name in COUNTS else value)
+        for name, known in zip(OPTIONAL, found[-len(OPTIONAL) :], strict=True):
+            if not known:
+                setattr(self, name, None)
+
+    def metrics(self) -> dict[str, float]:
+        """A mean over no tokens is left out, not 0."""
+        updates = max(1, len(self.grad_norms) + self.skipped)
+        metrics = {"actor/loss": float(self.loss) / updates, "actor/skipped_updates": float(self.skipped)}
+        metrics["actor/tokens"] = float(self.tokens)
+        if self.grad_norms:
+            metrics["actor/grad_norm"] = sum(self.grad_norms) / len(self.grad_norms)
+        if self.tokens:
+            metrics["actor/entropy"] = float(self.entropy) / self.tokens
+            metrics["actor/pg_clipfrac"] = float(self.clipped) / self.tokens
+            if self.rejected is not None:
+                metrics["actor/rejected"] = float(self.rejected) / self.tokens
+            if self.kl is not None:
+                metrics["actor/kl"] = float(self.kl) / self.tokens
+        if self.compared:
+            metrics["mismatch_kl/mean"] = float(self.mismatch) / self.compared
+        return metrics | self.extra
+
+
+def _total(given_N: Tensor) -> Tensor:
+    """Summed in the tensor's own precision, as one number of float64."""
+    return (given_N.float() if given_N.dtype == torch.bool else given_N).sum().double()
+
+
+def _begun(total: Sum | None) -> Sum:
+    return 0.0 if total is None else total
+
+
+# Takes numbers along as the loss computes them: no pass is made for them, and nothing reads them during the step.
+
+
+class Taken:
+    """Of one step with `count` response tokens. They stay on the device of the loss until the step is over."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._values = torch.full((len(NAMES), count), torch.nan, dtype=torch.float16, device=device)
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Taken]) -> Taken:
+        """Of a step whose groups were taken one by one; at least one."""
+        whole = cls(0, parts[0]._values.device)
+        whole._values = torch.cat([part._values for part in parts], dim=1)
+        return whole
+
+    def add(self, tokens: Tokens, entropy_N: Tensor, flat_N: Tensor, *, sampled: bool) -> None:
+        """`flat_N`: the tokens' places in the step. `sampled`: an engine wrote them."""
+        logp_N, engine_N = tokens.old_N.detach(), tokens.engine_N
+        mismatch_N = logp_N - engine_N if sampled else torch.full_like(logp_N, torch.nan)
+        for row_N, values_N in zip(self._values, (logp_N, entropy_N, mismatch_N, tokens.advantages_N), strict=True):
+            row_N[flat_N] = values_N.detach().clamp(-MOST, MOST).to(row_N.dtype)
+
+    def of(self, version: int, samples: Sequence[StoredSample], ranks: Alone) -> StepStats:
+        """All ranks call it; each has seen its own samples."""
+        values = self._values.cpu()
+        if ranks.size > 1:
+            known_N = ~values[0].isnan()
+            values = torch.stack([ranks.merge(row_N.float(), known_N).half() for row_N in values])
+        ids, lengths = [sample.info.id for sample in samples], [sample.info.length for sample in samples]
+        return StepStats(version, ids, lengths, _whole(samples, values.numpy()))
+
+
+def _whole(samples: Sequence[StoredSample], values: Numbers) -> Numbers:
+    """(4, all response tokens): NaN for those of environments."""
+    masks = [learned_mask(sample.info) for sample in samples]
+    if all(mask is None for mask in masks):
+        return values
+    lengths = [sample.info.length for sample in samples]
+    mask = np.concatenate(
+        [np.ones(n, np.bool_) if own is None else own for own, n in zip(masks, lengths, strict=True)]
+    )
+    whole = np.full((len(values), len(mask)), np.nan, values.dtype)
+    whole[:, mask] = values
+    return whole

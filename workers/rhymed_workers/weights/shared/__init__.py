@@ -1,1 +1,0 @@
-"""Weights that a trainer offers in the memory of its device, next to the file of the same version."""
