@@ -12,9 +12,9 @@ BUILD := requirements/build.$(LISTED)
 # Tests start hundreds of Python processes: each module is compiled once, whatever the environment says.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PRETTIER := npx --yes prettier@3.10.1 --log-level warn
-PAGE := rhymed/dashboard/static
+PAGE := rhymed/show/dashboard/static
 
-.PHONY: help setup quickstart quickstart-gpu test test-gpu test-thorough test-fast test-compose ray wheels lint types format bench bench-model docs package sbom audit requirements stress-chaos stress-agents stress-soak stress-watch stress-fuzz stress-protocol stress-strangers stress-inputs stress-crash stress-disk stress-remove stress-hosts stress-relays stress-slurm stress-move stress-machines site clean
+.PHONY: help setup quickstart quickstart-gpu test test-gpu test-thorough test-fast test-pythons test-compose test-cuda-imports ray wheels lint types format bench bench-model docs package sbom audit requirements stress-chaos stress-agents stress-siege stress-soak stress-watch stress-fuzz stress-protocol stress-strangers stress-inputs stress-crash stress-disk stress-remove stress-hosts stress-relays stress-slurm stress-move stress-machines site clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -25,8 +25,9 @@ $(VENV)/.ready: $(REQUIREMENTS) $(BUILD) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile $(HASHES) --no-deps --only-binary :all: -r $(BUILD) && \
-		$(BIN)/pip install --quiet --no-compile $(HASHES) $(if $(CUDA),,--no-deps) --no-build-isolation -r $(REQUIREMENTS) || \
-		{ echo "a hash of another platform or Python than x86-64 and 3.11? make setup UNCHECKED=1 compares none; see docs/install.md"; exit 1; }
+		$(PYTHON) -m scripts.supply.listed $(REQUIREMENTS) > $(VENV)/listed.txt && \
+		$(BIN)/pip install --quiet --no-compile $(HASHES) $(if $(CUDA),,--no-deps) --no-build-isolation -r $(VENV)/listed.txt || \
+		{ echo "a hash of another platform than x86-64 Linux? make setup UNCHECKED=1 compares none; see docs/install.md"; exit 1; }
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -48,8 +49,41 @@ test-thorough: setup ## long tests: whole runs bit for bit, injected faults, hos
 test-fast: setup ## run the tests that need no model
 	$(PYTEST) -m "not slow and not thorough"
 
+# Broker, store, wire, messages and settings, which need neither torch nor an engine.
+CORE := tests/core/messages tests/core/wire tests/core/config tests/store/codec tests/broker/ledger
+
+test-pythons: setup ## run the fast tests of broker, store, wire and settings on Python 3.12 and 3.13, where these are installed
+	@for version in 3.12 3.13; do \
+		found=; for each in python$$version "$$(pyenv root 2>/dev/null)"/versions/$$version.*/bin/python; do \
+			"$$each" -c "" 2>/dev/null && found=$$each && break; done; \
+		test -n "$$found" || { echo "skipped: there is no Python $$version, neither as python$$version nor of pyenv"; continue; }; \
+		echo "Python $$version"; \
+		$(MAKE) --no-print-directory $(VENV)-$$version/.ready PYTHON="$$found" && \
+		env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=.:workers:broker:store $(VENV)-$$version/bin/python -m pytest -m "not slow and not thorough" $(CORE) || exit 1; \
+	done
+
+$(VENV)-3.%/.ready: requirements/slim.txt requirements/cpu.txt
+	$(PYTHON) -m venv $(VENV)-3.$*
+	$(BIN)/python -m scripts.slim pytest pytest-asyncio pytest-timeout hypothesis > $(VENV)-3.$*/listed.txt
+	$(VENV)-3.$*/bin/pip install --quiet --no-compile --require-hashes --no-deps --only-binary :all: -r $(VENV)-3.$*/listed.txt
+	touch $@
+
 test-compose: setup ## test a run in containers; skipped without a Docker engine
 	RHYMED_COMPOSE=1 $(BIN)/python -m pytest tests/system/test_compose.py -rs
+
+test-cuda-imports: $(VENV)-cuda/.ready ## look at all that a run on a GPU imports, with CUDA builds and without a GPU; 4 GB once; needs gcc
+	@! test -e $(VENV)-cuda/lacking || cat $(VENV)-cuda/lacking
+	@test -e $(VENV)-cuda/lacking || env PYTHONPATH=.:workers:broker:store RHYMED_STAND_INS=1 $(VENV)-cuda/bin/python -m pytest -rs tests/cuda tests/scripts/test_torch_contract.py tests/workers/engines/test_contracts.py
+
+$(VENV)-cuda/.ready: requirements/cuda-imports.txt requirements/cpu.txt
+	$(PYTHON) -m venv $(VENV)-cuda
+	$(PYTHON) -m scripts.supply.listed requirements/cpu.txt requirements/cuda-imports.txt > $(VENV)-cuda/listed.txt
+	$(VENV)-cuda/bin/pip install --quiet --no-compile --require-hashes --no-deps --only-binary :all: -r requirements/build.txt
+	rm -f $(VENV)-cuda/lacking
+	$(VENV)-cuda/bin/pip install --quiet --no-compile --require-hashes --no-deps --no-build-isolation -r $(VENV)-cuda/listed.txt 2> $(VENV)-cuda/errors || \
+		{ cat $(VENV)-cuda/errors >&2; grep -q "No matching distribution" $(VENV)-cuda/errors && \
+		echo "skipped: the package index has no CUDA builds of torch 2.11 and vLLM 0.26 for this Python and platform, as pip says above" > $(VENV)-cuda/lacking; }
+	@test -e $(VENV)-cuda/lacking || touch $@
 
 ray: setup $(VENV)/.ray ## install Ray, 80 MB, without which `make test-thorough` leaves out placement on its clusters
 
@@ -61,11 +95,10 @@ wheels: setup ## download the images' packages to docker/wheels, for builds with
 	$(BIN)/pip download --quiet --no-deps --require-hashes --no-build-isolation --dest docker/wheels -r requirements/cpu.txt
 	$(BIN)/pip download --quiet --no-deps --require-hashes --only-binary :all: --dest docker/wheels -r requirements/build.txt
 
-lint: setup ## ruff, import directions, sizes, secrets and digests, and prettier for the page if npx works
+lint: setup ## ruff, import directions, secrets and digests, and prettier for the page if npx works
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
-	$(BIN)/python -m scripts.sizes
 	$(BIN)/python -m scripts.supply.audit --quick
 	@if $(PRETTIER) --version >/dev/null 2>&1; then $(PRETTIER) --check $(PAGE); else echo "skipped: $(PAGE) (npx cannot run prettier)"; fi
 
@@ -78,13 +111,16 @@ format: setup ## format the code: ruff, and prettier for the page if npx works
 	@if $(PRETTIER) --version >/dev/null 2>&1; then $(PRETTIER) --write $(PAGE); else echo "skipped: $(PAGE) (npx cannot run prettier)"; fi
 
 bench: setup ## run every benchmark in full
-	for name in store broker rewards weights index sampler spec pipe train; do $(BIN)/rhymed bench $$name || exit 1; done
+	for name in store broker rewards weights index sampler spec pipe train; do $(BIN)/python -m benchmarks $$name || exit 1; done
 
 stress-chaos: setup ## compare a run with injected faults to an undisturbed one; ARGS="--quick", as for all of these
 	$(BIN)/python -m tests.stress.chaos $(ARGS)
 
 stress-agents: setup ## kill processes of a run with tools a thousand times, and compare what the tools were asked to do
 	$(BIN)/python -m tests.stress.agents $(ARGS)
+
+stress-siege: setup ## kill and stop processes of a run with tools, overlap and dynamic sampling for 15 minutes
+	$(BIN)/python -m tests.stress.siege $(ARGS)
 
 stress-soak: setup ## run for an hour and check that memory, files and threads do not grow
 	$(BIN)/python -m tests.stress.soak $(ARGS)
@@ -129,7 +165,7 @@ stress-relays: setup ## run on hosts that pass weights on to each other and die;
 	$(BIN)/python -m tests.hostile.relays.run $(ARGS)
 
 bench-model: setup ## train the small reasoning model for benchmarks, about a quarter of an hour
-	$(BIN)/rhymed bench model
+	$(BIN)/python -m benchmarks model
 
 docs: setup ## generate pages from the code
 	$(BIN)/python -m scripts.docs.protocol
@@ -139,7 +175,7 @@ docs: setup ## generate pages from the code
 	$(BIN)/python -m scripts.docs.folders
 	$(BIN)/python -m scripts.docs.algorithms
 
-site: $(VENV)-docs/.ready ## build the documentation as web pages in site/, which open from the disk without a network
+site: $(VENV)-docs/.ready ## build the documentation as web pages in site/, which open from the disk without a network; llms.txt lists them
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet --strict
 	@echo "site/index.html"
 
@@ -176,4 +212,4 @@ $(VENV)-audit/.ready: requirements/audit.txt
 	touch $@
 
 clean: ## remove the virtual environment and caches; runs/ stays
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-package $(VENV)-audit site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-3.* $(VENV)-cuda $(VENV)-docs $(VENV)-package $(VENV)-audit site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -11,24 +11,34 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from rhymed.core.service.retry import WAITS
+
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")  # what a property takes is the machine's, not its own
 
 
 LONGEST = (
+    "workers/engines/test_runners",
     "system/test_readme",
-    "system/test_gang",
+    "system/test_ranks",
     "system/test_lora",
     "system/test_loop",
     "workers/trainer/ranks/test_teacher",
     "workers/trainer/ranks/test_lora",
     "workers/trainer/ranks/test_ranks",
     "system/test_onoff",
-    "workers/scoring/test_jail",
+    "workers/sandbox/test_jail",
     "system/test_mistakes",
     "workers/engines/test_vllm",
+    "workers/engines/test_places",
+    "workers/engines/test_samplers",
     "histospec/test_exact",
-    "bench/test_gpu",
+    "histospec/test_v2_async",
+    "histospec/test_v2",
+    "histospec/test_v2_ranks",
+    "histospec/sampling/test_public",
+    "bench_v2/test_bench",
+    "benchmarks/test_gpu",
     "system/test_teacher",
     "system/test_vllm",
     "check/devices/test_ranks",
@@ -36,7 +46,6 @@ LONGEST = (
     "stress/test_refill",
     "stress/test_slurm",
     "histospec/sampling/test_kernels",
-    "sweep/test_sweep",
     "system/test_critic",
     "scripts/test_wheel",
     "system/test_pages",
@@ -49,8 +58,8 @@ LONGEST = (
     "system/test_turns",
     "hostile/disk/test_storms",
     "hostile/disk/test_cuts",
-    "api/test_training",
-    "dashboard/test_page",
+    "start/api/test_training",
+    "show/dashboard/test_page",
     "workers/reward/test_pool",
     "workers/sessions/test_programs",
     "system/test_programs",
@@ -90,10 +99,25 @@ def sockets() -> Iterator[None]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def waits() -> None:
+    """A process reports its longest wait: none is of a test before, whose worker was closed while it waited."""
+    WAITS._open.clear()
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny import write_tiny_model
 
     folder = tmp_path_factory.mktemp("tiny") / "model"
     write_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sharp_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.tiny import write_sharp_model
+
+    folder = tmp_path_factory.mktemp("sharp")
+    write_sharp_model(tiny_model, folder)
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import subprocess
 import sys
@@ -12,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rhymed.bench.actors import Reward, Rollout, Trainer
-from rhymed.config import Config
-from rhymed.run.layout import RunLayout, layout_of
+from benchmarks.actors import Reward, Rollout, Trainer
+from rhymed.core.config import Config
+from rhymed.core.run.layout import RunLayout, layout_of
 from rhymed_broker.service import BrokerService
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
@@ -49,7 +50,11 @@ class Cluster:
         self.config = config
         self.where: RunLayout = layout_of(config)
         self.stack = stack
-        self.broker = BrokerService(config, self.where)
+
+    @functools.cached_property
+    def broker(self) -> BrokerService:
+        """It has bound its socket."""
+        return BrokerService(self.config, self.where)
 
     async def open(self) -> Cluster:
         await self.open_store()

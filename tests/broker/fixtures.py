@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.config import Config
+from rhymed.core.config import Config
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.states import Rules
 from tests.broker.cluster import Cluster, small_run

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymed.errors import DataError
-from rhymed.messages import Cursor
-from rhymed_broker.mixture import Mixture, shares
-from rhymed_broker.plan import Plan
+from rhymed.core.errors import DataError
+from rhymed.core.messages import Cursor
+from rhymed_broker.plan import Mixture, Plan, shares
 
 
 def ids(dataset: int, count: int) -> list[str]:

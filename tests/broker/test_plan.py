@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymed.errors import DataError
-from rhymed.messages import SampleId
+from rhymed.core.errors import DataError
+from rhymed.core.messages import SampleId
 from rhymed_broker.plan import Plan
 
 

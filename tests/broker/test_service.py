@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import zmq
 
-from rhymed import messages
-from rhymed.bench.actors import Reward, Rollout, Trainer
-from rhymed.config import Config
-from rhymed.errors import MalformedMessage, PeerGone, RewardError, WireError
+from benchmarks.actors import Reward, Rollout, Trainer
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.errors import MalformedMessage, PeerGone, RewardError, WireError
+from rhymed.core.wire.sockets import Client
 from rhymed.inputs.rows import Row, prompt_id
-from rhymed.wire.sockets import Client
 from rhymed_store.client import NewSample, StoreClient
 from tests.broker.cluster import Cluster, broker_process, changed, until
 
@@ -81,14 +81,15 @@ async def drawn_at_the_end(trainer: Trainer, store: StoreClient, steps: int) -> 
     return drawn
 
 
-async def test_a_killed_broker_samples_prompts_by_their_success_as_a_calm_one_does(
-    config: Config, tmp_path: Path
+@pytest.mark.parametrize("sampler", ["success", "length"])
+async def test_a_killed_broker_samples_prompts_as_a_calm_one_does(
+    config: Config, tmp_path: Path, sampler: str
 ) -> None:
     trained = []
     for name in ("calm", "killed"):
         tree = config.model_dump()
         tree["run"] |= {"folder": str(tmp_path / name)}
-        tree["data"] |= {"sampler": "success", "least_chance": 0.1}
+        tree["data"] |= {"sampler": sampler, "least_chance": 0.1}
         tree["trainer"] |= {"epochs": 4}
         run = Config.model_validate(tree)
         async with contextlib.AsyncExitStack() as stack:
@@ -112,7 +113,7 @@ async def test_a_killed_broker_samples_prompts_by_their_success_as_a_calm_one_do
             assert all(len(one.rates) == 2 for one in drawn)
     assert trained[0] == trained[1]
     plain = Counter(id.prompt for samples in trained[0].values() for id in samples)
-    assert len(set(plain.values())) > 1  # without the sampler, all prompts would be asked as often
+    assert (len(set(plain.values())) > 1) == (sampler == "success")  # else all prompts are asked as often
 
 
 async def rows_in(store: StoreClient, steps: dict[int, list[str]]) -> list[Row]:
@@ -288,9 +289,10 @@ async def test_any_msgpack_client_can_ask_for_the_queues(cluster: Cluster) -> No
     assert body["open_steps"][0]["groups"] == 2
 
 
-async def test_a_trainer_of_less_than_no_steps_is_turned_away(cluster: Cluster) -> None:
+@pytest.mark.parametrize("version", [-1, 2**31])
+async def test_a_trainer_of_impossibly_many_steps_is_turned_away(cluster: Cluster, version: int) -> None:
     link = Client(cluster.where.broker, "trainer", peer="broker")
-    join = messages.Join(role="trainer", worker="trainer", host="h", pid=1, version=-1)
-    with pytest.raises(MalformedMessage, match="there are none below 0"):
+    join = messages.Join(role="trainer", worker="trainer", host="h", pid=1, version=version)
+    with pytest.raises(MalformedMessage, match=f"trainer reports {version} trained steps: a run has 0 to"):
         await link.request(join, deadline_s=60)
     link.close()

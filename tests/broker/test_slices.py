@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rhymed.messages import Join, LengthRow, SampleInfo, Score
+from rhymed.core.messages import Join, LengthRow, SampleInfo, Score
 from rhymed_broker import slices
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger import dispatch, samples
@@ -69,7 +69,7 @@ def play(run: Run, steps: int = 3) -> list[Action]:
                 ledger.scored(worker, [Score(id=id, reward=float(id.index)) for id in ids], now)
             case Recall(_, recalled):
                 run(
-                    ledger.dispatch.remember,
+                    ledger.remember,
                     {prompt: LengthRow(prompt=prompt, lengths=[(-1, 30)]) for prompt in recalled},
                 )
             case Train(_, step, _, _):

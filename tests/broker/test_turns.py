@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rhymed.bench.agents.forecast import errors
+from benchmarks.agents.forecast import errors
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.turns import TurnForecast
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymed.check import arithmetic
-from rhymed.config import Config
+from rhymed.core.config import Config
 from rhymed_broker.plan import Plan
+from rhymed_workers.trainer.policy.grades import Grade
 from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
 
 
@@ -16,14 +18,14 @@ def config(**sections: Any) -> Config:
     return Config.model_validate(sections)
 
 
-def passes(settings: Config, prompt_length: int) -> list[tuple[int, int, int]]:
+def passes(settings: Config, prompt_length: int, grade: Grade) -> list[tuple[int, int, int]]:
     """(rows, tokens of the longest, tokens) of every pass, from the trainer's packing of a step at full length."""
     rollout, rows = settings.rollout, []
     prompts = [np.full(prompt_length, number) for number in range(rollout.prompts_per_step)]
     response = np.zeros(rollout.max_response_length)
     samples = [Sequences(prompt, response) for prompt in prompts for _ in range(rollout.group_size)]
     for part in np.array_split(np.arange(len(samples)), settings.trainer.minibatches):
-        for one in micro_batches(samples, list(part), settings.trainer.micro_tokens):
+        for one in micro_batches(samples, list(part), settings.trainer.micro_tokens, grade=grade):
             rows.append((len(one.bounds), max(bound[-1] - bound[0] for bound in one.bounds), one.tokens))
     return rows
 
@@ -35,17 +37,18 @@ def passes(settings: Config, prompt_length: int) -> list[tuple[int, int, int]]:
     response_length=st.integers(1, 400),
     micro_tokens=st.integers(16, 3000),
     split=st.booleans(),
+    grade=st.sampled_from(Grade),
 )
 @settings(max_examples=60, deadline=None)
 def test_passes_are_those_of_the_trainer(
-    prompts: int, group: int, prompt_length: int, response_length: int, micro_tokens: int, split: bool
+    prompts: int, group: int, prompt_length: int, response_length: int, micro_tokens: int, split: bool, grade: Grade
 ) -> None:
     made = config(
         rollout={"prompts_per_step": prompts, "group_size": group, "max_response_length": response_length},
         trainer={"micro_tokens": micro_tokens, "minibatches": prompts * group if split else 1},
     )
-    real = passes(made, prompt_length)
-    packed = arithmetic.packed(made.rollout, made.trainer, prompt_length)
+    real = passes(made, prompt_length, grade)
+    packed = arithmetic.packed(made.rollout, made.trainer, prompt_length, grade)
     assert [(len(rows), max(rows), sum(rows)) for rows in packed] == real
 
 
@@ -122,3 +125,22 @@ def test_what_does_not_fit_together_is_a_warning() -> None:
     _, warnings = texts(made, 64, [])
     assert "(max_prompt_length + max_response_length = 1800)" in warnings[0]
     assert "rollout.workers = 5, but a step has 4 samples" in warnings[1]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "trainer", "told"),
+    [
+        ({"top_p": 0.8, "sampler": "vllm"}, {}, "trainer.correction weights each token by too little"),
+        ({"top_k": 2, "sampler": "vllm"}, {}, "rollout.top_k = 2 with rollout.sampler = 'vllm': "),
+        ({"top_k": 2, "min_p": 0.1, "runner": "v2"}, {}, ""),
+        ({"top_p": 0.8, "sampler": "vllm"}, {"algorithm": "dppo"}, "trainer.loss weights each token"),
+        ({"top_p": 0.8, "sampler": "vllm"}, {"correction": "none"}, ""),
+        ({"top_p": 0.8, "min_p": 0.1}, {"algorithm": "dppo"}, ""),
+        ({"temperature": 0.6}, {}, ""),
+    ],
+)
+def test_settings_that_make_the_numbers_wrong_are_told(
+    rollout: dict[str, Any], trainer: dict[str, Any], told: str
+) -> None:
+    _, warnings = texts(Config.model_validate({"rollout": rollout, "trainer": trainer}), 64, [])
+    assert [told in warning for warning in warnings] == [True] * bool(told)

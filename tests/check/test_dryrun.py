@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 
 from rhymed.check.dryrun import full_check, quick_check
 from rhymed.check.report import Report
-from rhymed.config import Config
+from rhymed.core.config import Config
+from rhymed.placement import gpus
 from rhymed_workers.sandbox.choose import choose
+from tests.workers.trainer.policy.models import build
 
 REWARD = """
 def right(completions, answer, **columns):
@@ -72,16 +75,19 @@ def test_a_good_configuration_is_told_whole_and_nothing_is_left_behind(make: Mak
         "algorithm",
         "memory and disk (estimates)",
         "prompts",
-        "cost of a step (an estimate: all responses at full length)",
+        "chats",
         "reward (row 1)",
         "folder and addresses",
     ]
+    assert dict(rows(report, "batch"))["sequences"].startswith("packed: a prompt is computed once")
     prompts = dict(rows(report, "prompts"))
     assert prompts["row 1"].endswith("rows.jsonl, line 1, 5 tokens:\nsay 0")
     assert prompts["template"].startswith("no chat template")
     assert rows(report, "reward")[:2] == [("right answer", "0"), ("  reward", "1 (by right)")]
     assert rows(report, "reward")[2:4] == [("nonsense", "banana"), ("  reward", "0 (by right)")]
-    ((label, note),) = rows(report, "reward")[4:]
+    called, (label, note) = rows(report, "reward")[4:]
+    assert called[0] == "right gets"
+    assert called[1].startswith("one sample a call")
     assert label == "isolation"
     assert note.startswith("scoring processes run")
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == before
@@ -207,6 +213,41 @@ def test_all_problems_are_told_at_once(make: Make, tmp_path: Path, look: Callabl
     for part in ("nowhere", "row.jsonl", "none.jsonl", "net.broker = tcp://0.0.0.0:5555"):
         assert part in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("look", [quick_check, lambda config: full_check(config, generate=False)])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layer_types": ["full_attention", "quadratic"]}, "layers of an unknown kind, quadratic"),
+        ({"text_config": {"use_bidirectional_attention": True}}, "attention in both directions"),
+    ],
+)
+def test_a_model_that_the_trainer_cannot_take_is_refused_before_it_is_built(
+    make: Make,
+    tmp_path: Path,
+    tiny_model: Path,
+    look: Callable[[Config], Report],
+    changes: dict[str, Any],
+    words: str,
+) -> None:
+    shutil.copytree(tiny_model, folder := tmp_path / "odd")
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | changes))
+    assert f"model.path: {folder} cannot be trained: it has {words}" in look(make(model={"path": str(folder)})).errors
+
+
+def test_a_model_that_carries_a_state_is_trained_alone_and_its_drafts_rest(
+    make: Make, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "here", lambda: None)
+    shutil.copytree(tiny_model, folder := tmp_path / "lfm2", ignore=shutil.ignore_patterns("*.safetensors"))
+    build("lfm2", vocab_size=264, bos_token_id=None, eos_token_id=1, pad_token_id=0).save_pretrained(folder)
+    report = full_check(make(model={"path": str(folder)}), generate=False)
+    assert report.errors == []
+    assert dict(rows(report, "batch"))["sequences"].startswith("alone: one sequence a pass")
+    assert [text.partition(":")[0] for text in report.warnings] == ["drafts are off"]
+    report = full_check(make(model={"path": str(folder)}, drafts={"method": "none"}), generate=False)
+    assert report.warnings == []
 
 
 def test_early_finds_scorers_and_prompts_that_do_not_fit(make: Make) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rhymed.check.elsewhere import ALWAYS, elsewhere_check
-from rhymed.cli import main
-from rhymed.config import Config
+from rhymed.check.dryrun import ALWAYS, elsewhere_check
+from rhymed.core.config import Config
+from rhymed.start.cli import main
 
 ROWS = '{"prompt": "1 + 1 = ", "answer": "2"}\n'
 
@@ -70,11 +70,9 @@ def test_launch_refuses_what_a_run_would_refuse_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my.json").write_text(Config(**given).model_dump_json())
-    for engine in ("slurm", "kubernetes"):
-        assert main(["launch", engine, "my.json", "--out", engine]) == 0
-        assert "warning  not checked: " in capsys.readouterr().out
+    assert main(["launch", "slurm", "my.json", "--out", "slurm"]) == 0
+    assert "warning  not checked: " in capsys.readouterr().out
     Path("rows.jsonl").write_text("no JSON\n")
-    for engine in ("slurm", "kubernetes"):
-        assert main(["launch", engine, "my.json", "--out", f"other-{engine}"]) == 2
-        assert "rows.jsonl, line 1" in capsys.readouterr().err
-        assert not Path(f"other-{engine}").exists()
+    assert main(["launch", "slurm", "my.json", "--out", "other"]) == 2
+    assert "rows.jsonl, line 1" in capsys.readouterr().err
+    assert not Path("other").exists()

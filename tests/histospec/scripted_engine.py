@@ -30,7 +30,7 @@ class Engine:
         self.waiting: set[str] = set()
         self.drafts: dict[str, list[int]] = {}
         self.ran: list[str] = []  # in the last step
-        self.forwards = self.passed = 0  # `passed`: steps that the drafter let pass
+        self.forwards = self.skipped = 0  # `skipped`: steps without drafts
         self.drafter = Drafter(
             Settings(**settings),  # type: ignore[arg-type]
             self.builder,
@@ -85,8 +85,8 @@ class Engine:
             stops=self.stops,
         )
         self.ran = running
-        if all(left) and self.drafter.passes(running, made):
-            self.passed, self.drafts = self.passed + 1, {}
+        if all(left) and self.drafter.skips(running, made):
+            self.skipped, self.drafts = self.skipped + 1, {}
         else:
             self.drafts = dict(zip(running, self.drafter.step(batch), strict=True))
         for name, one in zip(running, left, strict=True):

@@ -1,4 +1,4 @@
-"""The drafter beside a tiny engine that follows scripts: what it drafts, and how requests and history come and go."""
+"""The drafter with a tiny engine that follows scripts: what it drafts, and how requests and history come and go."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_steps_pass_where_nothing_is_worth_drafting_and_are_all_accounted_for() 
     for name, script in scripts.items():
         engine.add(name, script, prompt=name)
     engine.finish()
-    assert engine.passed > 250
+    assert engine.skipped > 250
     for name, script in scripts.items():
         account, yields = engine.drafter.account(name), engine.drafter.take_yields(name)
         assert account is not None
@@ -213,23 +213,23 @@ def test_steps_pass_where_nothing_is_worth_drafting_and_are_all_accounted_for() 
     assert engine.ended == [("a", scripts["a"]), ("b", scripts["b"])]
 
 
-def test_drafts_that_begin_to_pay_end_the_doze() -> None:
+def test_drafts_that_begin_to_pay_end_the_skipping() -> None:
     """The second request repeats the first one, which nothing had prepared. Every draft pays here."""
     engine = Engine(budget="rate")
     budget = engine.drafter._budget
 
     def choose(survival: NDArray[np.float32], lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-        budget.barren = not lengths.any()
+        budget.unprofitable = not lengths.any()
         return lengths
 
-    budget.choose, budget.resting = choose, lambda steps: 0  # type: ignore[method-assign]
+    budget.choose, budget.paused = choose, lambda steps: 0  # type: ignore[method-assign]
     script = words(2, 400)
     engine.add("first", script)
     engine.finish()
     before = engine.forwards
     engine.add("second", script)
     engine.finish()
-    assert engine.passed > 100
+    assert engine.skipped > 100
     assert engine.forwards - before < 150
     engine.drafter.close()
     engine.builder.close()
@@ -244,7 +244,7 @@ def test_a_question_about_a_request_in_between_loses_nothing() -> None:
         account = engine.drafter.account("a") if done % 7 == 0 else None
         assert account is None or account.forwards == done
     engine.finish()
-    assert engine.passed > 50
+    assert engine.skipped > 50
     yields = engine.drafter.take_yields("a")
     assert yields is not None
     assert sum(yields) == len(script)

@@ -1,4 +1,5 @@
-"""Keyed sampling in a real vLLM engine (float32, chunked prefill, preemption): drafts and batches change nothing."""
+"""Keyed sampling in a real vLLM engine (float32, chunked prefill, preemption): neither drafts, nor batches, nor steps
+that are scheduled before the last one has ended change anything."""
 
 from __future__ import annotations
 
@@ -30,12 +31,13 @@ def told(tiny_model):
 
 def test_the_engine_does_what_is_hard(told):
     """Samples are preempted, and drafts come."""
-    assert told["samplers"] == ["KeyedSampler", "KeyedRejectionSampler"]
+    assert told["samplers"] == ["KeyedSampler", "KeyedRejectionSampler", "KeyedSampler"]
     assert min(told["preempted"]) > 0
     assert told["drafts"] > 500
+    assert told["late"] is True
 
 
-@pytest.mark.parametrize("how", ["together", "drafted"])
+@pytest.mark.parametrize("how", ["together", "drafted", "asynchronous"])
 def test_tokens_are_those_of_a_sample_alone(told, how):
     alone, other = told["alone"], told[how]
     assert [tokens for tokens, _ in other] == [tokens for tokens, _ in alone]

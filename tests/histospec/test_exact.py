@@ -17,10 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymed.bench.policy.engine import EngineProcess, Request, Run
 from rhymed.histospec.index.builder import WARNINGS
 from rhymed.histospec.sampling import noise
+from rhymed.start.bench.engine import EngineProcess, Request, Run
+from tests.bench_v2.bench import HERE as BENCH
+from tests.bench_v2.bench import environment
 from tests.packages import needs
+from tests.tiny import write_sharp_model
 
 torch = pytest.importorskip("torch")
 
@@ -45,18 +48,8 @@ FEW, ALL = 160, 320  # requests of a step: `make test` runs the first ones, `mak
 
 @pytest.fixture(scope="module")
 def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with larger weights: what it says depends on all that it was told, and is not all noise."""
-    from transformers import LlamaForCausalLM
-
-    network = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in network.parameters():
-            if weight.ndim == 2:
-                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
-    network.config.eos_token_id = network.generation_config.eos_token_id = ENDS
     folder = tmp_path_factory.mktemp("sharp")
-    network.save_pretrained(folder)
+    write_sharp_model(tiny_model, folder, ENDS)
     return folder
 
 
@@ -81,10 +74,12 @@ def engine(model: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def speculative(model: Path) -> dict[str, Any]:
+def speculative(model: Path, method: str = "custom_class", **more: Any) -> dict[str, Any]:
+    """`method`: of drafts, "ngram" for vLLM's model runner V2."""
     return engine(
         model,
-        speculative_config={"method": "custom_class", "model": "adversary.Adversary", "num_speculative_tokens": 12},
+        **more,
+        speculative_config={"method": method, "model": "adversary.Adversary", "num_speculative_tokens": 12},
         additional_config={"rhymed": {"keyed": True, "budget": "fixed"}},
         worker_extension_cls="adversary.Extension",
     )
@@ -102,6 +97,23 @@ def rigs(model: Path) -> Iterator[tuple[EngineProcess, EngineProcess]]:
     yield plain, drafting
     plain.close()
     drafting.close()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["synchronous", "asynchronous"])
+def second(model: Path, request: pytest.FixtureRequest) -> Iterator[EngineProcess]:
+    """Drafts in vLLM's model runner V2."""
+    patch = pytest.MonkeyPatch()
+    for name, value in environment(asynchronous=request.param).items():
+        patch.setenv(name, value)
+    few = {"kv_cache_memory_bytes": 24 * 32 * 1024}  # so that few requests are enough for preemptions
+    process = EngineProcess(speculative(model, "ngram", **few), path=[str(HERE), str(BENCH)])
+    patch.undo()
+    process.ready()
+    about = process.about()
+    assert about["runner"].startswith("vllm.v1.worker.cpu."), "V1 is cpu_model_runner"
+    assert (about["async"], about["keyed"]) == (request.param, True)
+    yield process
+    process.close()
 
 
 def asked(step: int) -> list[Request]:
@@ -207,18 +219,42 @@ BATCHES = [(64, FEW), thorough(64, ALL), thorough(16, ALL), (3, 64), thorough(3,
 def test_whatever_is_drafted_the_tokens_are_those_of_plain_decoding(
     model: Path, rigs: tuple[EngineProcess, EngineProcess], plain: Plain, batch: int, count: int
 ) -> None:
-    requests, expected = asked(0)[:count], plain(0, FEW if count <= FEW else ALL)
+    scripted(model, rigs[1], asked(0)[:count], plain(0, FEW if count <= FEW else ALL), batch)
+
+
+def scripted(model: Path, rig: EngineProcess, requests: list[Request], expected: Run, batch: int) -> None:
     known = {request.seed: made for request, made in zip(requests, expected.responses, strict=False)}
-    rigs[1].call("restart_drafter", {"budget": "fixed"})
-    rigs[1].call("script", known)
-    run = rigs[1].run(requests, batch, whole=True)
-    drafted = rigs[1].call("script", known)
+    rig.call("restart_drafter", {"budget": "fixed"})
+    rig.call("script", known)
+    run = rig.run(requests, batch, whole=True)
+    drafted = rig.call("script", known)
     check(f"scripted drafts, batch {batch}", model, requests, expected, run)
     assert all(count for kind, count in drafted.items() if kind != "empty")
     forwards, verified, accepted, *_ = map(sum, zip(*(one for one in run.accounts if one), strict=True))
     assert 0 < accepted < verified
     assert forwards < run.tokens
     assert batch < 16 or run.preempted
+
+
+@pytest.mark.thorough
+@needs("triton")
+@pytest.mark.timeout(900)
+def test_whatever_is_drafted_model_runner_v2_makes_the_tokens_of_plain_decoding_by_v1(
+    model: Path, second: EngineProcess, plain: Plain
+) -> None:
+    requests, expected = asked(0)[:40], plain(0, FEW)
+    scripted(model, second, requests, expected, 32)
+    second.call("restart_drafter", FIXED)
+    second.call("warnings")
+    known = zip(requests, expected.responses, strict=False)
+    second.call("carry", {one.seed: carried(made, at) for at, (one, made) in enumerate(known)})
+    check("carried", model, requests, expected, second.run(requests, 32, whole=True))
+    (warning,) = second.call("warnings")
+    assert "its carried tokens are ignored" in warning
+    second.call("restart_drafter", {})  # the default budget, which finds nothing to verify, and skips steps
+    check("skipping", model, requests, expected, second.run(requests, 32, whole=True))
+    assert (second.call("skipped") > 0) == second.about()["async"]
+    assert second.call("warnings") == []
 
 
 FIXED = {"budget": "fixed"}

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from rhymed.histospec import graphs
-from rhymed.histospec.drafts.budget import Budget
-from rhymed.histospec.drafts.cost import CostCurve
+from rhymed.histospec.drafts.budget import Budget, CostCurve
 
 SIZES = graphs.capture_sizes(16, 15)
 
@@ -42,19 +41,21 @@ def test_without_graphs_there_are_no_sizes():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("requests", [16, 64, 200])
-def test_vllm_runs_every_batch_of_the_captured_sizes_as_one_full_graph(requests):
-    """Its own configuration and dispatcher, with drafts of different lengths and without any."""
+def test_vllm_pads_every_batch_to_a_captured_size_and_prompts_are_in_no_full_graph(requests):
+    """Its own configuration and dispatcher, with drafts of different lengths and without any. In a full graph the
+    attention to a prompt is wrong."""
     pytest.importorskip("vllm")
-    from vllm.config import CompilationConfig, CUDAGraphMode
+    from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
     from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
     drafts = graphs.draft_length(32)
-    config = CompilationConfig(**graphs.compilation(requests, drafts))
+    config = CompilationConfig(**graphs.compilation(requests, drafts), mode=CompilationMode.VLLM_COMPILE)
+    config.set_splitting_ops_for_v1(all2all_backend="naive")
     sizes = list(config.cudagraph_capture_sizes)
     config.max_cudagraph_capture_size = sizes[-1]
     mode = config.resolve_cudagraph_mode_and_sizes(AttentionCGSupport.ALWAYS, "backend", 1 + drafts)
-    assert mode == CUDAGraphMode.FULL
+    assert mode == CUDAGraphMode.FULL_AND_PIECEWISE
     assert graphs.captured(config) == sizes, "vLLM drops and rounds none"
     dispatcher = CudagraphDispatcher(
         SimpleNamespace(
@@ -68,8 +69,9 @@ def test_vllm_runs_every_batch_of_the_captured_sizes_as_one_full_graph(requests)
     dispatcher.initialize_cudagraph_keys(mode, 1 + drafts)
     for tokens in (1, requests, requests + 1, sizes[-1] - 5, sizes[-1]):
         found, batch = dispatcher.dispatch(tokens)
-        assert found == CUDAGraphMode.FULL
+        assert found == CUDAGraphMode.PIECEWISE
         assert batch.num_tokens == CostCurve(4096, sizes).filled(tokens)
+    assert dispatcher.dispatch(1 + drafts, uniform_decode=True)[0] == CUDAGraphMode.FULL
     assert dispatcher.dispatch(sizes[-1] + 1)[0] == CUDAGraphMode.NONE
 
 

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rhymed.errors import RunMismatch
+from rhymed.core.errors import RunMismatch
 from rhymed.histospec import local
 from rhymed.histospec.local import LocalStore, open_local
+from rhymed_store.columns import ROUNDS
 from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.epochs import ROUNDS
 
 PROMPT, OTHER = "00000000000000aa", "00000000000000bb"
 

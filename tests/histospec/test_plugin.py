@@ -67,6 +67,12 @@ def test_what_was_attached_is_reported(runner, monkeypatch):
     assert plugin.attached(runner)["drafter"] is None
 
 
+def test_a_head_of_vllm_beside_history_needs_the_second_runner(runner):
+    runner.vllm_config.additional_config = {"rhymed": {"engine": 3}}
+    with pytest.raises(ValueError, match="needs vLLM's model runner V2"):
+        plugin.attach(runner)
+
+
 def test_processors_with_which_no_batch_has_keys_are_reported(runner):
     class Own:
         def is_argmax_invariant(self):
@@ -185,11 +191,28 @@ def test_generators_of_seeded_requests_are_kept_out_of_the_batch(runner):
     assert runner.metadata.generators == {}
 
 
-def test_the_repaired_expansion_of_parameters_to_rows(monkeypatch):
-    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", rejection_sampler.expand_batch_to_tokens)
-    plugin.repair_expand()
+@pytest.fixture
+def repaired(monkeypatch):
+    for name in ("expand_batch_to_tokens", "apply_sampling_constraints"):
+        monkeypatch.setattr(rejection_sampler, name, getattr(rejection_sampler, name))
+    plugin.repair_rejection()
+
+
+def test_the_repaired_expansion_of_parameters_to_rows(repaired):
     drafts = spec_metadata([[1, 2], [], [3]])
     expand = rejection_sampler.expand_batch_to_tokens
     temperatures = expand(torch.tensor([0.7, 1.2, 0.0]), drafts.cu_num_draft_tokens, 3, replace_from=0, replace_to=1)
     assert temperatures.tolist() == pytest.approx([0.7, 0.7, 1.0])
     assert expand(torch.tensor([5, 6, 7], dtype=torch.int32), drafts.cu_num_draft_tokens, 3).tolist() == [5, 5, 7]
+
+
+@pytest.mark.parametrize("drafts", [[[], []], [[1], []]])
+@pytest.mark.parametrize(("settings", "most"), [({"top_k": 3}, 3), ({"top_p": 0.5}, 16), ({}, 16)])
+def test_a_step_without_a_draft_is_constrained(repaired, drafts, settings, most):
+    metadata = Runner([SamplingParams(**settings), SamplingParams(**settings)]).metadata
+    logits = torch.randn(sum(map(len, drafts)), 16)
+    found = rejection_sampler.apply_sampling_constraints(
+        logits.clone(), spec_metadata(drafts).cu_num_draft_tokens, metadata
+    )
+    assert found.shape == logits.shape
+    assert all((found > -torch.inf).sum(-1) <= most)

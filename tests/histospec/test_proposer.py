@@ -5,22 +5,25 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from rhymed.histospec import plugin
+from rhymed.histospec import graphs, plugin
 from rhymed.histospec.proposer import HistoSpec
 from rhymed.histospec.sampling import noise
 from tests.histospec.sampling.fake_runner import Runner, V
 
 
-@pytest.fixture
-def proposer():
-    config = SimpleNamespace(
-        additional_config={},
-        model_config=SimpleNamespace(max_model_len=512, get_vocab_size=lambda: V),
+def proposer_config(**settings):
+    return SimpleNamespace(
+        additional_config={"rhymed": settings},
+        model_config=SimpleNamespace(max_model_len=512, get_vocab_size=lambda: V, dtype=torch.bfloat16),
         parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1),
         speculative_config=SimpleNamespace(num_speculative_tokens=8),
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=64),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=4),
     )
-    proposer = HistoSpec(config)
+
+
+@pytest.fixture
+def proposer():
+    proposer = HistoSpec(proposer_config())
     yield proposer
     proposer.close()
 
@@ -44,6 +47,33 @@ def test_drafts_are_made_for_the_noise_that_the_sampler_draws_by(proposer):
     for row in range(3):
         key, position = int(told.keys[row]), int(told.positions[row])
         assert noise.draw(logits[row].numpy(), key, position) == drawn[row]
+
+
+def test_graphs_of_the_last_cache_count(proposer):
+    """vLLM makes a KV cache for its profiling run, and the one that stays after it."""
+    runner = runner_of(proposer, SamplingParams())
+    mode = SimpleNamespace(name="FULL")
+    for sizes in ([8, 16], [8, 16], [8, 24]):
+        runner.vllm_config.compilation_config = SimpleNamespace(cudagraph_mode=mode, cudagraph_capture_sizes=sizes)
+        plugin.attach(runner)
+        assert proposer._drafter._budget.curve.filled(sizes[1] - 1) == sizes[1]
+    before = proposer._drafter._budget
+    plugin.attach(runner)
+    assert proposer._drafter._budget is before, "what was learned stays where nothing changed"
+
+
+def test_the_budget_verifies_no_more_than_was_profiled(proposer, monkeypatch):
+    assert proposer.rows == 64 + 4, "few tokens in a step"
+    monkeypatch.setattr(graphs, "LOGITS_BYTES", 2 * V * 20)
+    capped = HistoSpec(proposer_config())
+    assert capped.rows == 20 + 4
+    lengths = np.full(4, 8, np.int32)
+    for _ in range(20):
+        assert capped._drafter._budget.choose(np.full((4, 8), 0.99, np.float32), lengths).sum() <= 20 - 4
+    capped.close()
+    fixed = HistoSpec(proposer_config(budget="fixed"))
+    assert fixed.rows is None
+    fixed.close()
 
 
 def test_vllms_own_sampler_has_no_noise_to_know(proposer):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from rhymed.histospec import undrafted
+from rhymed.histospec import plugin
 
 
 class Runner:
@@ -33,7 +33,7 @@ def test_the_indices_are_those_that_vllm_computes(drafts):
     counts, scheduled = np.array(drafts, np.int32), np.cumsum([5, *(1 + drafts[i] for i in range(1, len(drafts)))])
     expected = Runner()._calc_spec_decode_metadata(counts, scheduled)
     runner = Runner()
-    undrafted.install(runner)
+    plugin.patch_undrafted_steps(runner)
     for _ in range(2):
         found = runner._calc_spec_decode_metadata(counts, scheduled)
         assert vars(found).keys() == vars(expected).keys()
@@ -47,7 +47,7 @@ def test_the_indices_are_those_that_vllm_computes(drafts):
 
 def test_the_scheduler_is_told_of_drafts_alone():
     runner = Runner()
-    undrafted.install(runner)
+    plugin.patch_undrafted_steps(runner)
     for drafts, told in (([[], []], None), ([[], [3]], "taken"), (torch.zeros(1, 1), "taken")):
         runner._draft_token_ids = drafts
         assert runner.take_draft_token_ids() == told
@@ -56,5 +56,5 @@ def test_the_scheduler_is_told_of_drafts_alone():
 def test_a_runner_of_a_device_stays_as_it_is():
     runner = Runner()
     runner.device = torch.device("meta")
-    undrafted.install(runner)
+    plugin.patch_undrafted_steps(runner)
     assert "take_draft_token_ids" not in vars(runner)

@@ -27,15 +27,15 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from rhymed.config import Config
-from rhymed.errors import DeadlineExceeded, RhymedError, StoreError
-from rhymed.messages import GetPartials, GetSamples, SampleId, SampleInfo, Score
-from rhymed.run.layout import layout_of
+from rhymed.core.config import Config
+from rhymed.core.errors import DeadlineExceeded, RhymedError, StoreError
+from rhymed.core.messages import GetPartials, GetSamples, SampleId, SampleInfo, Score
+from rhymed.core.run.layout import layout_of
+from rhymed_store.browse import Browse
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.database.reads import SampleRecord
 from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.browse import Browse
-from rhymed_store.integrity.verify import verify
+from rhymed_store.integrity.repair import verify
 from tests.stress import command
 
 CUTS, QUICK_CUTS = 3000, 100
@@ -48,9 +48,9 @@ START_S = 60.0  # for a store to answer, on a busy machine
 
 ZYGOTE = """
 import os, signal, sys
-from rhymed.config import Config
-from rhymed.run.layout import layout_of
-from rhymed.service.process import serve
+from rhymed.core.config import Config
+from rhymed.core.run.layout import layout_of
+from rhymed.core.service.process import serve
 from rhymed_store.service import StoreService
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:

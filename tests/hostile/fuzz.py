@@ -24,13 +24,13 @@ import numpy as np
 import psutil
 import uvloop
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.errors import RhymedError
-from rhymed.run.layout import RunLayout, layout_of
-from rhymed.wire.keys import ROLES, make_keys
-from rhymed.wire.limits import raise_file_limit
-from rhymed.wire.sockets import Client
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.errors import RhymedError
+from rhymed.core.run.layout import RunLayout, layout_of
+from rhymed.core.wire.keys import ROLES, make_keys
+from rhymed.core.wire.limits import raise_file_limit
+from rhymed.core.wire.sockets import Client
 from rhymed_store.client import NewSample, StoreClient
 from tests.ports import free_ports
 from tests.stress import command
@@ -44,6 +44,7 @@ PAUSE_S = 0.02  # between two questions of an honest client
 DEADLINE_S = 30.0
 HOLD_S = 12.0  # half-open connections are held longer than a handshake may take
 READY_S = 120.0
+LOOK_S = 1.0
 TARGETS = ("broker", "store", "weights")
 
 SERVE = """
@@ -75,7 +76,7 @@ def run(
 
 def serve(target: str, config: str) -> None:
     """One of the servers, in a process of its own."""
-    from rhymed.service.process import serve as start
+    from rhymed.core.service.process import serve as start
 
     made = Config.model_validate_json(config)
     where = layout_of(made)
@@ -87,7 +88,7 @@ def serve(target: str, config: str) -> None:
         from rhymed_store.service import StoreService
 
         start(lambda: StoreService(made.store, where), log_file=where.log("store"))
-    from rhymed.service.service import Service
+    from rhymed.core.service.service import Service
     from rhymed_workers.trainer.publish import Publisher
     from rhymed_workers.weights.server import WeightsServer
 
@@ -115,9 +116,9 @@ async def _attack_servers(mode: str, frames: int, seed: int, half_open: int) -> 
             meter = asyncio.create_task(_meter(servers))
             watch.forget()
             started = time.monotonic()
-            sent = await _send_frames(config, mode, frames, seed)
+            sent = await _while_alive(servers, _send_frames(config, mode, frames, seed))
             wall_s = time.monotonic() - started
-            await _hold_silent_connections(where, half_open)
+            await _while_alive(servers, _hold_silent_connections(where, half_open))
             held = {name: _rss(server) for name, server in servers.items()}
             await watch.calm(CALM_S)
             meter.cancel()
@@ -162,6 +163,19 @@ async def _servers(config: Config) -> AsyncIterator[dict[str, subprocess.Popen[b
             process.terminate()
         for process in made.values():
             await asyncio.to_thread(process.wait, 60)
+
+
+async def _while_alive(servers: dict[str, subprocess.Popen[bytes]], attack: Awaitable[Any]) -> Any:
+    """What `attack` returns. Raises `AssertionError` when a server ends, for whose answers it would wait for ever."""
+    attacking = asyncio.ensure_future(attack)
+    try:
+        while not (await asyncio.wait([attacking], timeout=LOOK_S))[0]:
+            died = {name: server.returncode for name, server in servers.items() if server.poll() is not None}
+            assert not died, f"servers died, with these statuses: {died}"
+        return attacking.result()
+    finally:
+        attacking.cancel()
+        await asyncio.wait([attacking])
 
 
 def _start(name: str, config: str) -> subprocess.Popen[bytes]:
@@ -290,7 +304,12 @@ async def _send_frames(config: Config, mode: str, frames: int, seed: int) -> int
         )
         for number, target in enumerate(TARGETS)
     ]
-    outputs = await asyncio.gather(*(child.communicate() for child in children))
+    try:
+        outputs = await asyncio.gather(*(child.communicate() for child in children))
+    finally:
+        for child in children:
+            if child.returncode is None:
+                child.kill()
     assert all(child.returncode == 0 for child in children), f"{mode}: a hostile process failed"
     return sum(int(out) for out, _ in outputs)
 

@@ -27,13 +27,13 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from rhymed.cli import EXIT_MISTAKE, main
-from rhymed.config import Config
-from rhymed.config.explain import _model
-from rhymed.config.load import load_config
-from rhymed.errors import HOPELESS
+from rhymed.core.config import Config
+from rhymed.core.config.explain import _model
+from rhymed.core.config.load import load_config
+from rhymed.core.errors import HOPELESS
+from rhymed.core.run.layout import layout_of
 from rhymed.inputs.datasets import load_rows
-from rhymed.run.layout import layout_of
+from rhymed.start.cli import EXIT_MISTAKE, main
 from tests.stress import command
 
 HANG_S = 60  # the machine may be busy
@@ -42,7 +42,7 @@ ROUND = 200  # inputs of a series with one seed
 SCORERS = ("exact", "format", "length_penalty", "math", "none", "regex", "reasoning_gym")
 COMMANDS = (
     "check", "checkpoint", "completion", "eval", "health", "history", "keygen", "logs", "migrate-config", "report",
-    "run", "runs", "sweep", "steer", "worker", "broker", "store",
+    "run", "runs", "steer", "worker", "broker", "store",
 )  # fmt: skip
 """Of these, none starts anything without a configuration that works, and there is none."""
 WORDS = (
@@ -219,7 +219,7 @@ def try_dataset(content: bytes, name: str) -> None:
 
 
 def try_reward(scorer: str, args: Any, response: str, row: Any) -> None:
-    from rhymed_workers.scorers.load import load_scorers
+    from rhymed_workers.reward.scorers.load import load_scorers
 
     tree = {"data": {"path": "rows.jsonl"}, "reward": {"scorer": scorer, "args": args}}
     if scorer == "reasoning_gym":
@@ -235,10 +235,10 @@ def try_reward(scorer: str, args: Any, response: str, row: Any) -> None:
 
 def try_result(value: Any) -> None:
     """What a user's reward function returned."""
-    from rhymed_workers.scorers.result import read
+    from rhymed_workers.reward.scorers.result import read
 
     for optional in (False, True):
-        sentence(lambda optional=optional: read(value, "odd", (1, 2), optional=optional))
+        sentence(lambda optional=optional: read(value, "odd", (1, 2), (1,), optional=optional))
 
 
 def try_command(name: str, words: list[str]) -> None:

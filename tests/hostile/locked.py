@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from rhymed import messages
-from rhymed.bench.actors import Actor, Rollout, Trainer
-from rhymed.config import Config
-from rhymed.errors import RhymedError
-from rhymed.run.layout import layout_of
-from rhymed.wire.keys import ROLES, KeyRole, make_keys
-from rhymed.wire.sockets import DONE, Client
+from benchmarks.actors import Actor, Rollout, Trainer
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.errors import RhymedError
+from rhymed.core.run.layout import layout_of
+from rhymed.core.wire.keys import ROLES, KeyRole, make_keys
+from rhymed.core.wire.sockets import DONE, Client
 from rhymed_broker.service import BrokerService
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
@@ -32,6 +32,7 @@ class Locked:
     async def open(self) -> Locked:
         await self._stack.enter_async_context(self.store_service.running())
         await self._stack.enter_async_context(self.broker.running())
+        await until(lambda: self.broker._recovery.plan is not None, "the dataset")  # the store knows the run
         return self
 
     def store(self, role: KeyRole) -> StoreClient:

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from rhymed.messages import Envelope
-from rhymed.messages.fields import Amount
+from rhymed.core.messages import Envelope
+from rhymed.core.messages.fields import Amount
 
 INTEGERS = (0, 1, 2, 7, -1, 255, 1 << 30, (1 << 31) - 1, 1 << 31, -(1 << 31), (1 << 63) - 1, -(1 << 63))
 FLOATS = (0.0, 1.0, -1.0, 0.5, 1e300, -1e300, 5e-324, float("inf"), float("-inf"), float("nan"))

@@ -1,7 +1,7 @@
 """Two hosts on one machine: network namespaces with one address each, and a cable that can be cut or lose packets.
 
-Needs root, `ip`, and `nft` for loss. The second host has its own identity (see `rhymed.service.host`), so weights are
-sent over the wire as between machines. Everything is removed at the end.
+Needs root, `ip`, and `nft` for loss. The second host has its own identity (see `rhymed.core.service.host`), so
+weights are sent over the wire as between machines. Everything is removed at the end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from rhymed.errors import ConfigError
-from rhymed.service.host import BOOT_ID
+from rhymed.core.errors import ConfigError
+from rhymed.core.service.host import BOOT_ID
 
 NEAR, FAR = "10.77.13.1", "10.77.13.2"
 

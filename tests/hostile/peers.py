@@ -10,10 +10,10 @@ import time
 
 import zmq
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.run.layout import RunLayout, layout_of
-from rhymed.wire.keys import Keyring, KeyRole
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.run.layout import RunLayout, layout_of
+from rhymed.core.wire.keys import Keyring, KeyRole
 from tests.hostile.malformed import Malformed
 
 ACCEPTS = {"broker": messages.ToBroker, "store": messages.ToStore, "weights": messages.ToWeights}

@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rhymed.dashboard.auth import TOKEN_FILE
-from rhymed.errors import RhymedError
-from rhymed.run.layout import ADDRESS_FILE
-from rhymed.wire.keys import PUBLIC, ROLES, make_keys, secret_name
+from rhymed.core.errors import RhymedError
+from rhymed.core.run.layout import ADDRESS_FILE
+from rhymed.core.wire.keys import PUBLIC, ROLES, make_keys, secret_name
+from rhymed.show.dashboard.auth import TOKEN_FILE
 from tests.ports import free_ports
 from tests.stress import command
 from tests.stress.run import LiveRun, Shape
@@ -45,6 +45,8 @@ LOCKED = (TOKEN_FILE, *KEYS)
 """Places of a run with keys."""
 RETURN = ("config.json", "id.json", "lock", "lease.json", ADDRESS_FILE, TOKEN_FILE, "sockets", "sockets/broker")
 """They are made again, and no later than a run has to heal."""
+BACK = {"checkpoints": "checkpoints/step-*"}
+"""Place -> what has to be there again before a process is killed: until then nothing covers what was trained."""
 TOLD = {"keys": "changed public keys ignored", f"keys/{PUBLIC}": "changed public keys ignored"}
 """Place -> what a log says then, where the run goes on without it."""
 QUICK = ("logs", "logs/*.out", "sockets", "sockets/broker", "shm/*.safetensors", "shm", "store", "checkpoints", ".")
@@ -75,7 +77,12 @@ class Places:
         self.keys = run.where.keyfolder
         self.folder, self.sockets = run.where.folder, run.where.sockets
         name = hashlib.blake2b(bytes((self.folder / "weights").resolve()), digest_size=6).hexdigest()
-        self.shm = Path("/dev/shm") / f"rhymed-{name}"
+        self._shm = Path("/dev/shm") / f"rhymed-{name}"
+
+    @property
+    def shm(self) -> Path:
+        """Its name ends as nobody can guess, once it is there."""
+        return next(self._shm.parent.glob(f"{self._shm.name}-*"), self._shm)
 
     def all(self) -> list[str]:
         """Of a folder whose files have numbers in their names, one file."""
@@ -198,7 +205,8 @@ class Walk:
 
     def _untold(self, run: LiveRun, place: str, limit_s: float) -> str:
         """What was removed has to be there again, or a log has to tell that it is not."""
-        if place in RETURN and not self._wait(lambda: bool(Places(run).paths(place)), limit_s):
+        back = place if place in RETURN else BACK.get(place)
+        if back is not None and not self._wait(lambda: bool(Places(run).paths(back)), limit_s):
             return "it was not made again"
         if place in TOLD and not self._wait(lambda: TOLD[place] in logged(run), limit_s):
             return "no log tells"

@@ -22,10 +22,10 @@ import psutil
 import uvloop
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from rhymed.config import Config
-from rhymed.dashboard import listen
-from rhymed.dashboard.auth import TOKEN_VARIABLE
-from rhymed.wire.limits import raise_file_limit
+from rhymed.core.config import Config
+from rhymed.core.wire.limits import raise_file_limit
+from rhymed.show.dashboard import listen
+from rhymed.show.dashboard.auth import TOKEN_VARIABLE
 from tests.stress import command
 
 SILENT, STREAMS, MALFORMED = 10_000, 500, 64
@@ -71,10 +71,10 @@ def run(quick: bool, seconds: float | None = None, modes: str = "open,token") ->
 
 def serve(folder: str, address: str) -> None:
     """The dashboard, until it is terminated."""
-    from rhymed.dashboard.server import serving
-    from rhymed.dashboard.snapshots import LiveRun, never
-    from rhymed.service.logfile import configure
-    from rhymed.wire.addresses import parse_http
+    from rhymed.core.service.logfile import configure
+    from rhymed.core.wire.addresses import parse_http
+    from rhymed.show.dashboard.server import serving
+    from rhymed.show.dashboard.snapshots import LiveRun, never
 
     async def forever() -> None:
         async with serving(Path(folder), parse_http(address), LiveRun(never)) as bound:

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import zmq
 
-from rhymed import errors, messages
-from rhymed.wire.sockets import Client, Server
+from rhymed.core import errors, messages
+from rhymed.core.wire.sockets import Client, Server
 from tests.hostile import fuzz
 from tests.hostile.malformed import Malformed
 

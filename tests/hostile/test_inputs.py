@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from rhymed.errors import ConfigError
+from rhymed.core.errors import ConfigError
 from tests.hostile import inputs
 
 COUNTS = {"configurations": 300, "datasets": 200, "rewards": 200, "results": 500, "commands": 100, "folders": 100}

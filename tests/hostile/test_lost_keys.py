@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from rhymed import messages
-from rhymed.bench.actors import Reward
-from rhymed.errors import ConfigError
-from rhymed.wire import keys
-from rhymed.wire.keys import PUBLIC, ROLES, Keyring, KeyRole, make_keys, secret_name
-from rhymed.wire.sockets import DONE, Client, Server
+from benchmarks.actors import Reward
+from rhymed.core import messages
+from rhymed.core.errors import ConfigError
+from rhymed.core.wire import keys
+from rhymed.core.wire.keys import PUBLIC, ROLES, Keyring, KeyRole, make_keys, secret_name
+from rhymed.core.wire.sockets import DONE, Client, Server
 from tests.broker.cluster import until
 from tests.hostile.locked import Locked, a_run, answer, ends_whole, locked_run
 from tests.ports import free_ports

@@ -35,7 +35,7 @@ def heard(cable: Cable, count: int, wait_s: float = 20.0) -> int:
 
 
 def identity(prefix: list[str]) -> str:
-    command = [*prefix, sys.executable, "-c", "from rhymed.service.host import host_id; print(host_id())"]
+    command = [*prefix, sys.executable, "-c", "from rhymed.core.service.host import host_id; print(host_id())"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

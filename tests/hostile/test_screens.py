@@ -11,20 +11,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from rhymed.api import notebook
-from rhymed.api.notebook import Progress
-from rhymed.cli.live import queues as queues_command
-from rhymed.config import Config, Run
-from rhymed.console import Terminal
-from rhymed.dashboard.prometheus import exposition
-from rhymed.launch import live
-from rhymed.launch.screen import Screen
-from rhymed.messages import JournalEntry, Queues, SampleId
-from rhymed.output import show_json
-from rhymed.run.layout import layout_of
-from rhymed.top.screen import paint
-from rhymed_workers.scoring.verdict import Outcome, Verdict, combine
-from tests.top.sample_run import NOW, make_ui, snapshot
+from rhymed.core.config import Config, Run
+from rhymed.core.console import Terminal
+from rhymed.core.messages import JournalEntry, Queues, SampleId
+from rhymed.core.output import show_json
+from rhymed.core.run.layout import layout_of
+from rhymed.show.dashboard.prometheus import exposition
+from rhymed.show.top.screen import glance, paint
+from rhymed.show.top.state import UiState
+from rhymed.start.api import display
+from rhymed.start.api.display import Progress
+from rhymed.start.cli import queues as queues_command
+from rhymed.start.launch.screen import Screen, phases
+from rhymed_workers.reward.outcome import Outcome, combine
+from rhymed_workers.reward.scorers.result import Verdict
+from tests.show.top.sample_run import NOW, make_ui, snapshot
 
 BAD = "\x1b[31m\x1b]0;owned\x07\x9b2J\r\n-- forged line\u202egnp\u2066\u200f\u200b\ufeff\x7f" + "x" * (1 << 20)
 
@@ -64,10 +65,16 @@ def on_terminal(renderable: Any) -> str:
     return out.getvalue()
 
 
+def _noted(found: Queues) -> UiState:
+    ui = make_ui(found)
+    ui.notices = [BAD]
+    return ui
+
+
 SCREENS: dict[str, Callable[[Queues], str]] = {
     "rhymed queues": lambda found: on_terminal(queues_command.render(found)),
-    "rhymed run, live": lambda found: on_terminal(live.render(found, [0.1], [], 5.0)),
-    "rhymed run, phases": lambda found: live.phases(found.workers, []),
+    "rhymed run, live": lambda found: "\n".join(row.plain for row in glance(_noted(found), 140, 48, NOW)),
+    "rhymed run, phases": lambda found: phases(found.workers, []),
     "rhymed top": lambda found: "\n".join(str(row.plain) for row in paint(make_ui(found), 160, 48, NOW).lines),
     "/metrics": lambda found: exposition(found).decode(),
     "notebook": lambda found: _notebook(found),
@@ -78,7 +85,7 @@ SCREENS: dict[str, Callable[[Queues], str]] = {
 def _notebook(found: Queues, *, plain: bool = False) -> str:
     progress = Progress()
     progress.see(found)
-    return notebook.plain(progress) if plain else notebook.page(progress, 3.0)
+    return display.plain(progress) if plain else display.page(progress, 3.0)
 
 
 @pytest.mark.parametrize("screen", SCREENS)
@@ -118,7 +125,13 @@ def test_errors_and_reasons_are_short_lines_wherever_they_come_from() -> None:
     verdict = Verdict(error=BAD, named={BAD: 1.0})
     outcome = combine([], [verdict])
     entry = JournalEntry(id=SampleId(0, "a", 0), state="dropped", reason=BAD)
-    for text in (verdict.error, *verdict.named, outcome.error, Outcome(parts={BAD: 1.0}).shown(), entry.reason):
+    for text in (
+        verdict.error,
+        *verdict.named,
+        outcome.error,
+        Outcome(reward=1.0, parts={BAD: 1.0}).kept([BAD, "x"], 1.0),
+        entry.reason,
+    ):
         for one in [text] if isinstance(text, str) else text:
             assert one.isprintable()
             assert len(one) <= 4000

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 import zmq
 
-from rhymed import messages
-from rhymed.bench.actors import LOGPROBS, TOKENS, Reward, Rollout, Trainer
-from rhymed.errors import NameTaken, NotAllowed, PeerGone, RhymedError, WireError
-from rhymed.messages import Role, SampleId
-from rhymed.wire.keys import ROLES, KeyRole
+from benchmarks.actors import LOGPROBS, TOKENS, Reward, Rollout, Trainer
+from rhymed.core import messages
+from rhymed.core.errors import NameTaken, NotAllowed, PeerGone, RhymedError, WireError
+from rhymed.core.messages import Role, SampleId
+from rhymed.core.wire.keys import ROLES, KeyRole
 from rhymed_store.client import NewSample
 from rhymed_store.codec.tokenstats import NAMES
 from tests.broker.cluster import until
+from tests.core.messages.test_messages import make
 from tests.hostile.locked import Locked, a_run, answer, ends_whole, locked_run
-from tests.messages.test_messages import make
 
 MAY = {
     "rollout": "Join Heartbeat Leave Generated Turned Ahead Loaded Asleep GiveBack GetQueues GetGroup"
@@ -66,7 +66,9 @@ def _sent(kind: Any, role: KeyRole) -> Any:
     as_role = role if role in get_args(Role) else "rollout"
     fields = {"worker": role, "role": as_role} if kind is messages.Join else {"worker": role}
     if kind is messages.PutSamples:  # of samples in turns: refused below
-        return _with(message, samples=[_with(one, turns=[], forks=[], earned=None) for one in message.samples])
+        return _with(
+            message, samples=[_with(one, turns=[], forks=[], earned=None, turn_rewards=[]) for one in message.samples]
+        )
     if kind is messages.GetSessions:
         return _with(message, logprobs=False)
     if kind in (messages.GetQueues, messages.Drain) or "worker" not in kind.__struct_fields__:

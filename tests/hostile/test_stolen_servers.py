@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rhymed import messages
-from rhymed.bench.actors import LOGPROBS, TOKENS, Reward, Rollout
-from rhymed.errors import DeadlineExceeded, NotAllowed, UnknownSample
-from rhymed.messages import SampleId
-from rhymed.wire.keys import KeyRole
-from rhymed.wire.sockets import DONE, Client, Server
+from benchmarks.actors import LOGPROBS, TOKENS, Reward, Rollout
+from rhymed.core import messages
+from rhymed.core.errors import DeadlineExceeded, NotAllowed, UnknownSample
+from rhymed.core.messages import SampleId
+from rhymed.core.wire.keys import KeyRole
+from rhymed.core.wire.sockets import DONE, Client, Server
 from rhymed_store.client import NewSample
 from tests.broker.cluster import until
 from tests.hostile.locked import Locked, a_run, locked_run

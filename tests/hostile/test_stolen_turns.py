@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from rhymed import messages
-from rhymed.errors import MalformedMessage, NotAllowed, RhymedError, UnknownSample
-from rhymed.messages import Answer, Call, SampleId, SampleInfo, Turn
+from rhymed.core import messages
+from rhymed.core.errors import MalformedMessage, NotAllowed, RhymedError, UnknownSample
+from rhymed.core.messages import Answer, Call, SampleId, SampleInfo, Turn
 from rhymed_store.client import NewSample
 from rhymed_store.sessions import NewTurn, begin_calls, get_session, put_answer, put_turns
 from tests.broker.cluster import until
@@ -141,10 +141,10 @@ def _join(role: Any, name: str, slots: int = 16) -> messages.Join:
 async def test_without_an_environment_worker_the_run_says_that_it_waits_for_one(
     locked: Locked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rhymed_broker.status import diagnostics
+    from rhymed_broker.status import snapshot
 
-    monkeypatch.setattr(diagnostics, "START_S", 0.0)
-    monkeypatch.setattr(diagnostics, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(snapshot, "START_S", 0.0)
+    monkeypatch.setattr(snapshot, "PATIENCE_S", 0.0)
     await answer(locked.link("trainer", accepts=messages.ToTrainer), _join("trainer", "trainer"))
     await until(lambda: locked.broker.ledger.samples.queues["turned"], "samples wait")
     viewer = locked.link("viewer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rhymed.config import Config
+from rhymed.core.config import Config
 
 
 def config(**data: Any) -> Config:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Data
-from rhymed.errors import DataError
+from rhymed.core.config import Data
+from rhymed.core.errors import DataError
 from rhymed.inputs.columns import Columns
 from rhymed.inputs.rows import Row
 from tests.inputs.datafiles import lines
@@ -76,10 +76,10 @@ def test_generated_rows_do_not_care_for_an_inherited_prompt_column() -> None:
     [
         ({"id": 1}, "columns: id. Add one that contains text"),
         ({"id": "a", "text": "a longer one"}, "columns: id, text. Name one: data.prompt_column = 'text'"),
-        ({"messages": [{"role": "user", "content": "q"}]}, "Set data.prompt_column = 'messages'"),
+        ({"chat": [{"role": "user", "content": "q"}]}, "Set data.prompt_column = 'chat'"),
         (
-            {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
-            "'messages' ends with the assistant's answer: write the messages before it as 'prompt'",
+            {"chat": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
+            "'chat' ends with the assistant's answer: write the messages before it as 'prompt'",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from rhymed.errors import ConfigError, DataError
+from rhymed.core.errors import ConfigError, DataError
 from rhymed.inputs.datasets import load_rows
 from rhymed.inputs.rows import Row
 from tests.inputs.datafiles import config
@@ -37,7 +37,7 @@ def test_a_file_that_is_not_what_it_should_be(
 
 
 def test_parquet_columns_that_json_cannot_hold(read: Callable[..., list[Row]], tmp_path: Path) -> None:
-    for value in (b"png", float("nan"), pa.scalar(0, pa.timestamp("s")).as_py()):
+    for value in (b"png", float("inf")):
         parquet.write_table(pa.Table.from_pylist([{"prompt": "q", "x": value}]), tmp_path / "made")
         with pytest.raises(DataError, match=r"row 0: column 'x' cannot be JSON .* drop it"):
             read((tmp_path / "made").read_bytes(), "parquet")

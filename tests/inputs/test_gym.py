@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import ConfigError
+from rhymed.core.config import Config
+from rhymed.core.errors import ConfigError
 from rhymed.inputs.datasets import load_rows
 from rhymed.inputs.gym import freeze, gym_entry, thaw
 from rhymed.inputs.rows import Row, prompt_id

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from rhymed.config import Config
-from rhymed.errors import ConfigError, DataError
+from rhymed.core.config import Config
+from rhymed.core.errors import ConfigError, DataError
 from rhymed.inputs.datasets import placed_rows
 from tests.inputs.hubserver import Hub, serve
 
@@ -33,8 +33,8 @@ configs:
 ROWS = [{"question": f"{n} + 1?", "answer": f"One more.\n#### {n + 1}"} for n in range(3)]
 ASK = """
 import json, sys, time
-from rhymed.config import Config
-from rhymed.errors import RhymedError
+from rhymed.core.config import Config
+from rhymed.core.errors import RhymedError
 from rhymed.inputs.models import prepare
 from rhymed.inputs.datasets import placed_rows
 for ask in json.load(sys.stdin):
@@ -82,6 +82,7 @@ def test_a_local_copy_of_a_hub_dataset(local: Path) -> None:
     assert len(placed_rows(config(local, subset="main", split="test"))) == 1
     assert len(placed_rows(config(local, subset="main", split="train[:2]"))) == 2
     assert len(placed_rows(config(local, subset="main", limit=2))) == 2
+    assert [row["day"] for _, row in placed_rows(config(local, subset="dates"))] == ["1970-01-01"]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,6 @@ def test_a_local_copy_of_a_hub_dataset(local: Path) -> None:
         ({"subset": "mian"}, "data.subset = 'mian': there is no such subset; it has main, dates"),
         ({"subset": "main", "split": "val"}, "data.split = 'val': there is no such split; it has train, test"),
         ({"subset": "main", "split": "train[x]"}, r"data.split = 'train\[x\]': "),
-        ({"subset": "dates"}, "dates train, row 0: column 'day' cannot be JSON"),
         ({"subset": "main", "prompt_column": "q"}, r"main train, row 0: no column 'q' \(data.prompt_column\)"),
     ],
 )

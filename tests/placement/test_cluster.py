@@ -3,17 +3,17 @@
 import msgspec
 import pytest
 
-from rhymed.check.devices import cluster as check
-from rhymed.cli import main
-from rhymed.config import Config
-from rhymed.errors import ConfigError
+from rhymed.check import devices as check
+from rhymed.core.config import Config
+from rhymed.core.errors import ConfigError
+from rhymed.core.run.layout import layout_of
+from rhymed.core.wire.keys import ROLES, make_keys
 from rhymed.placement.plan import Seat, seats
 from rhymed.placement.ray import cluster
-from rhymed.placement.ray.room import problems
+from rhymed.placement.ray.cluster import problems
+from rhymed.placement.ray.placer import Node, Ready, Start, ToPlacer
 from rhymed.placement.ray.starter import order
-from rhymed.placement.ray.words import Node, Ready, Start, ToPlacer
-from rhymed.run.layout import layout_of
-from rhymed.wire.keys import ROLES, make_keys
+from rhymed.start.cli import main
 
 TRACE = {"rollout": {"engine": "trace", "workers": 3}, "trainer": {"engine": "trace"}}
 RAY = {"engine": "ray"}
@@ -59,15 +59,15 @@ def test_a_process_gets_its_own_secret_and_no_other(tmp_path) -> None:
     layout.config.write_text(config.model_dump_json())
     for name in ("trainer", "rollout", "reward"):
         start = order(config, layout, seat(config, name), 0, 1, tmp_path / "out")
-        assert set(start.files) == {"config.json", "keys/public", f"keys/{name}.secret"}
-        assert start.environment["RHYMED_NET__KEYS"] == "{folder}/keys"
-        assert start.arguments[-1] == "{folder}/config.json"
-        assert bool(start.needs) == (name == "trainer"), "checkpoints are read where the trainer starts again"
+        assert set(start.order.files) == {"config.json", "keys/public", f"keys/{name}.secret"}
+        assert start.order.environment["RHYMED_NET__KEYS"] == "{folder}/keys"
+        assert start.order.arguments[-1] == "{folder}/config.json"
+        assert bool(start.order.needs) == (name == "trainer"), "checkpoints are read where the trainer starts again"
         assert msgspec.json.decode(msgspec.json.encode(start), type=ToPlacer) == start
     gang = config.model_copy(update={"trainer": config.trainer.model_copy(update={"nodes": 2, "engine": "torch"})})
     second: Start = order(gang, layout, seat(gang, "trainer"), 1, 2, tmp_path / "out")
     assert (second.gang, second.number, second.name) == (2, 1, "trainer-node-1")
-    assert second.environment["RHYMED_NET__RANKS"] == "tcp://{ranks}:5553"
+    assert second.order.environment["RHYMED_NET__RANKS"] == "tcp://{ranks}:5553"
 
 
 def test_broker_and_store_have_addresses_that_others_reach() -> None:
@@ -107,12 +107,12 @@ def test_a_ray_that_is_not_there_is_a_sentence(tmp_path, monkeypatch, capsys, en
 
 def test_a_check_lists_what_the_machines_have_and_what_is_asked_of_them(monkeypatch) -> None:
     nodes = [Node("127.0.0.1", 0), Node("127.0.0.2", 2, 0, 4.0)]
-    monkeypatch.setattr(check, "reach", lambda config: Ready("127.0.0.1:6379", "127.0.0.1", nodes))
-    section = check.describe(Config(**TRACE, placement=RAY, reward={"processes": 1}))
+    monkeypatch.setattr(cluster, "reach", lambda config: Ready("127.0.0.1:6379", "127.0.0.1", nodes))
+    section = check.describe_cluster(Config(**TRACE, placement=RAY, reward={"processes": 1}))
     rows = dict(section.rows)
     assert rows["  127.0.0.2"] == "2 CPUs, 4 GiB"
     assert rows["rollout"] == "3, 1 CPU each"
-    assert rows["store"] == "1, beside `rhymed run`"
+    assert rows["store"] == "1, on the machine of `rhymed run`"
     assert any("3 rollout processes with 1 CPU each, but only 1 fit" in error for error in section.errors)
 
 
@@ -122,10 +122,6 @@ def test_a_check_lists_what_the_machines_have_and_what_is_asked_of_them(monkeypa
         ({"placement": {"min": 3, "max": 2}}, "min = 3 is more than max = 2"),
         ({"placement": {"max": 2}, "rollout": {"workers": 3}}, "is not between placement.min = 0 and placement.max"),
         ({"placement": {"engine": "ray"}, "schedule": {"colocate": True}}, "gives each process its own"),
-        (
-            {"placement": {"engine": "ray"}, "store": {"shards": 2}},
-            "'ray' places has one store: leave one of",
-        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(sections, why) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rhymed.config import Config
-from rhymed.errors import ConfigError
-from rhymed.messages.names import wrong_name
+from rhymed.core.config import Config
+from rhymed.core.messages.names import wrong_name
 from rhymed.placement import plan
 from rhymed.placement.plan import Hosts, Seat
 
@@ -41,19 +40,6 @@ def test_every_process_has_a_name_of_its_role_and_needs_the_secret_of_no_other()
             assert one.name in ("store", "broker") or not wrong_name(one.name, name)
 
 
-def test_stores_that_share_the_prompts_are_processes_of_one_machine() -> None:
-    config = Config(store={"shards": 3}, rollout={"workers": 1}, reward={"workers": 1})
-    commands = plan.commands(config, Path("c.json"))
-    assert [one.name for one in commands][:4] == ["store", "store-1", "store-2", "broker"]
-    assert [list(one.argv[3:]) for one in commands[:2]] == [
-        ["store", "--shard", "0", "c.json"],
-        ["store", "--shard", "1", "c.json"],
-    ]
-    with pytest.raises(ConfigError, match=r"manifests have one store; set store\.shards = 1, or start the run with"):
-        plan.check_one_store(config, "manifests")
-    plan.check_one_store(Config(), "manifests")
-
-
 def test_a_gang_has_one_process_on_each_of_its_machines() -> None:
     gang = seat("trainer", trainer={"nodes": 2, "gpus": 4}, net={"ranks": "tcp://10.0.0.1:5553"})
     assert (gang.kind, gang.count, gang.gpus, gang.cpus) == ("gang", 2, 4, 4)
@@ -75,9 +61,9 @@ def test_requirements_follow_from_settings_or_are_given() -> None:
 
 
 def test_engines_that_share_the_trainers_gpus_are_placed_beside_it() -> None:
-    assert seat("rollout", schedule={"colocate": True}).beside == "trainer"
-    assert seat("rollout", schedule={"colocate": True}, gpus=False).beside is None
-    assert seat("rollout").beside is None
+    assert seat("rollout", schedule={"colocate": True}).shares_with == "trainer"
+    assert seat("rollout", schedule={"colocate": True}, gpus=False).shares_with is None
+    assert seat("rollout").shares_with is None
 
 
 def test_copies_are_named_by_their_host_and_the_broker_may_stay() -> None:

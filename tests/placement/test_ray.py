@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rhymed.bench.cluster.machines import Machines
-from rhymed.config import Config
+from benchmarks.cluster.machines import Machines
 from rhymed.placement.ray import cluster
-from rhymed.placement.ray.words import Ended, Failed, FromPlacer, Placed, Say, Start, ToPlacer
+from rhymed.placement.ray.guardian import Ended, Order
+from rhymed.placement.ray.placer import Change, Start, Stop, ToPlacer
 from tests.packages import needs
 
 pytestmark = [needs("ray"), pytest.mark.slow, pytest.mark.thorough]
@@ -38,10 +38,10 @@ class Connection:
         assert self.placer.stdin is not None
         self.placer.stdin.write(msgspec.json.encode(word) + b"\n")
 
-    async def hear(self) -> FromPlacer:
+    async def hear(self) -> Change:
         assert self.placer.stdout is not None
         line = await asyncio.wait_for(self.placer.stdout.readline(), 60)
-        return msgspec.json.decode(line, type=FromPlacer)
+        return msgspec.json.decode(line, type=Change)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def machines() -> Iterator[Machines]:
 
 @pytest.fixture
 async def ray(machines: Machines) -> AsyncIterator[Connection]:
-    placer, _ = await cluster.connect(Config(), machines.address)
+    placer, _ = await cluster.connect("a test", machines.address)
     yield Connection(placer)
     assert placer.stdin is not None
     placer.stdin.close()
@@ -64,23 +64,23 @@ def start(number: int, folder: Path, cpus: float) -> Start:
     (folder / "rhymed").mkdir(exist_ok=True)
     (folder / "rhymed" / "__main__.py").write_text(SLEEPS)
     environment = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
-    output = folder / f"{number}.out"
-    return Start(number, f"rollout-{number}", [], environment, {}, str(output), "127.0.0.1:9", cpus=cpus)
+    order = Order([], environment, {}, str(folder / f"{number}.out"), "127.0.0.1:9")
+    return Start(number, f"rollout-{number}", order, cpus=cpus)
 
 
 async def test_what_is_not_wanted_while_it_waits_for_a_place_is_not_started_later(ray: Connection, tmp_path) -> None:
     ray.say(start(1, tmp_path, 1))
-    assert isinstance(await ray.hear(), Placed)
+    assert await ray.hear() == Change(1)
     ray.say(start(2, tmp_path, 1))
-    ray.say(Say(2, "terminate"))
-    assert await ray.hear() == Ended(2, -15, "")
-    ray.say(Say(1, "terminate"))
-    assert await ray.hear() == Ended(1, -15, "")
+    ray.say(Stop(2, "terminate"))
+    assert await ray.hear() == Change(2, ended=Ended(-15, ""))
+    ray.say(Stop(1, "terminate"))
+    assert await ray.hear() == Change(1, ended=Ended(-15, ""))
     ray.say(start(3, tmp_path, 1))
-    assert isinstance(await ray.hear(), Placed)
-    ray.say(Say(3, "kill"))
-    ended = await ray.hear()
-    assert isinstance(ended, Ended)
+    assert await ray.hear() == Change(3)
+    ray.say(Stop(3, "kill"))
+    ended = (await ray.hear()).ended
+    assert ended is not None
     assert ended.status < 0
     assert not (tmp_path / "2.out").exists()
 
@@ -91,6 +91,6 @@ async def test_a_machine_without_rhymed_is_a_sentence_and_no_lost_place(
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     machines.add(cpus=2, environment={"PYTHONPATH": str(tmp_path)})
     ray.say(start(1, tmp_path, 2))
-    assert await ray.hear() == Failed(
-        1, "ModuleNotFoundError: No module named 'rhymed': every node needs the same rhymed"
+    assert await ray.hear() == Change(
+        1, ended=Ended(1, "ModuleNotFoundError: No module named 'rhymed': every node needs the same rhymed")
     )

@@ -3,34 +3,35 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.launch import supervisor
-from rhymed.launch.supervisor import Supervisor
+from rhymed.core.config import Config
+from rhymed.core.run.layout import layout_of
+from rhymed.placement.local import PlaceLost
 from rhymed.placement.plan import Command, commands
 from rhymed.placement.ray import cluster, starter
-from rhymed.placement.ray.starter import RayStarter
-from rhymed.placement.starter import PlaceLost
-from rhymed.run.layout import layout_of
+from rhymed.placement.ray.starter import RayStarter, starting
+from rhymed.start.launch import supervisor
+from rhymed.start.launch.supervisor import Supervisor
 
 PLACER = """
 import json, os, sys
 heard = sys.argv[1]
 say = lambda **word: print(json.dumps(word), flush=True)
-say(type="ready", head="", host="10.0.0.1", nodes=[{"host": "10.0.0.2", "cpus": 8}])
+say(type="Ready", head="", host="10.0.0.1", nodes=[{"host": "10.0.0.2", "cpus": 8}])
 for line in sys.stdin:
     word = json.loads(line)
     with open(heard, "a") as file:
         file.write(line)
-    if word["type"] == "start" and word["name"] != "rollout-1":
-        say(type="placed", id=word["id"], host="10.0.0.2")
-    if word["type"] == "start" and word["name"] == "reward-0":
-        say(type="lost", id=word["id"], why="the node died")
-    if word["type"] == "say" and word["what"] == "terminate":
-        say(type="ended", id=word["id"], status=-15, words="as asked")
+    if word["type"] == "Start" and word["name"] != "rollout-1":
+        say(id=word["id"])
+    if word["type"] == "Start" and word["name"] == "reward-0":
+        say(id=word["id"], lost="the node died")
+    if word["type"] == "Stop" and word["how"] == "terminate":
+        say(id=word["id"], ended={"status": -15, "words": "as asked"})
 """
 
 
@@ -54,8 +55,8 @@ class Fake:
     def heard(self, text: str) -> int:
         return self.file.read_text().count(text) if self.file.exists() else 0
 
-    def starter(self) -> RayStarter:
-        return RayStarter(self.config, self.layout, self.events.append)
+    def starter(self) -> AbstractAsyncContextManager[RayStarter]:
+        return starting(self.config, self.layout, self.events.append)
 
     def command(self, name: str) -> Command:
         return next(one for one in commands(self.config, self.layout.config) if one.name == name)

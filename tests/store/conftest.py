@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.run.layout import RunLayout, layout_of
+from rhymed.core.config import Config
+from rhymed.core.run.layout import RunLayout, layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
 from tests.store.stores import LocalStore

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rhymed.messages import (
+from rhymed.core.messages import (
     EVAL,
     ForgetLogprobs,
     GetJournal,
@@ -23,8 +23,8 @@ from rhymed.messages import (
     SampleId,
     Score,
 )
+from rhymed_store.browse import Browse
 from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.browse import Browse
 from tests.store.stores import OTHER, PROMPT, LocalStore, new_sample
 
 PROMPTS = (PROMPT, OTHER, "00000000000000ff")

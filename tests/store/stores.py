@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rhymed.config import Config
-from rhymed.messages import PutSamples, SampleId, SampleInfo
+from rhymed.core.config import Config
+from rhymed.core.messages import PutSamples, SampleId, SampleInfo
 from rhymed_store.client import NewSample
 from rhymed_store.database.prepare import prepare
 from rhymed_store.database.reads import Reads
@@ -24,9 +24,9 @@ OTHER = "00000000000000ab"  # the neighbour: a range that is one too long would 
 
 SERVE = """
 import sys
-from rhymed.config import Config
-from rhymed.run.layout import layout_of
-from rhymed.service.process import serve
+from rhymed.core.config import Config
+from rhymed.core.run.layout import layout_of
+from rhymed.core.service.process import serve
 from rhymed_store.service import StoreService
 config = Config.model_validate_json(sys.argv[1])
 sys.exit(serve(lambda: StoreService(config.store, layout_of(config))))
@@ -59,8 +59,16 @@ class LocalStore:
     def put(self, *samples: NewSample) -> None:
         masks = [np.packbits(s.drafted) for s in samples if s.drafted is not None]
         known = [s.drafted is not None for s in samples]
-        message = PutSamples(samples=[sample.info for sample in samples], drafted=known if masks else [])
-        columns = zip(*((s.prompt_tokens, s.tokens, s.logprobs) for s in samples), strict=True)
+        floored = [s.floors is not None for s in samples]
+        message = PutSamples(
+            samples=[sample.info for sample in samples],
+            drafted=known if masks else [],
+            floored=floored if any(floored) else [],
+        )
+        logprobs = [s.logprobs if s.floors is None else np.concatenate([s.logprobs, s.floors]) for s in samples]
+        columns = zip(
+            *((s.prompt_tokens, s.tokens, both) for s, both in zip(samples, logprobs, strict=True)), strict=True
+        )
         frames = [np.concatenate(column).tobytes() for column in columns]
         frames += [np.concatenate(masks).tobytes()] if masks else []
         rows = prepare(message, frames, 1)

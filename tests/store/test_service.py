@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import (
+from rhymed.core.config import Config
+from rhymed.core.errors import (
     DeadlineExceeded,
     FilesLost,
     MalformedMessage,
@@ -25,10 +25,10 @@ from rhymed.errors import (
     Unusable,
     WireError,
 )
+from rhymed.core.messages import EVAL, PutSamples, SampleId, SampleInfo, Score, ToStore
+from rhymed.core.run.layout import RunLayout, layout_of
+from rhymed.core.wire import sockets
 from rhymed.inputs.rows import prompt_id
-from rhymed.messages import EVAL, PutSamples, SampleId, SampleInfo, Score, ToStore
-from rhymed.run.layout import RunLayout, layout_of
-from rhymed.wire import sockets
 from rhymed_store import client as store_client
 from rhymed_store import service
 from rhymed_store.client import NewSample, StoreClient
@@ -113,6 +113,41 @@ async def test_loss_weights_come_with_the_log_probs_and_go_with_them(client: Sto
     await client.forget_logprobs(1)
     with pytest.raises(UnknownSample, match="forgotten"):
         await client.get_samples(ids[:1], logprobs=True)
+
+
+async def test_floors_come_with_the_log_probs_of_the_samples_that_have_them(client: StoreClient) -> None:
+    floors = np.array([-np.inf, -2, -3, -4, -5], np.float32)
+    plain, floored, evaluated = new_sample(0, 0, length=4), new_sample(0, 1, length=5), new_sample(EVAL, 0, length=5)
+    put = [plain, replace(floored, floors=floors), replace(evaluated, floors=floors)]
+    await client.put_samples(put)
+    ids = [sample.info.id for sample in put]
+    for weights in ({}, {ids[1]: floors[1:].repeat(2)[:5].astype(np.float32) ** 2}):
+        scores = [Score(id=id, reward=1.0) for id in ids[:2]]
+        await client.put_scores(scores, {id: given.tobytes() for id, given in weights.items()})
+        one, two = await client.get_samples(ids[:2], logprobs=True, prompt_tokens=True)
+        assert one.floors is None
+        np.testing.assert_array_equal(two.floors, floors)
+        for given, stored in ((plain, one), (floored, two)):
+            np.testing.assert_array_equal(stored.logprobs, given.logprobs)
+            np.testing.assert_array_equal(stored.prompt_tokens, given.prompt_tokens)
+        assert (two.token_weights is None) == (not weights)
+    (bare,) = await client.get_samples(ids[1:2])
+    assert bare.floors is None
+    for wrong in (floors[:4], np.full(5, np.nan, np.float32)):
+        with pytest.raises(MalformedMessage, match="floors of shape"):
+            await client.put_samples([replace(new_sample(0, 2, length=5), floors=wrong)])
+
+
+async def test_the_parts_of_a_reward_come_with_the_log_probs(client: StoreClient) -> None:
+    put = [new_sample(0, index, length=4) for index in range(2)]
+    await client.put_samples(put)
+    ids = [sample.info.id for sample in put]
+    await client.put_scores(
+        [Score(id=ids[0], reward=1.5, parts={"math": 1.0, "format": 0.5}), Score(id=ids[1], reward=1)]
+    )
+    assert [stored.parts for stored in await client.get_samples(ids)] == [{}, {}]
+    told = [stored.parts for stored in await client.get_samples(ids, logprobs=True)]
+    assert told == [{"math": 1.0, "format": 0.5}, {}]
 
 
 async def test_the_rows_of_a_dataset_are_made_off_the_loop_in_order(
@@ -296,6 +331,36 @@ async def test_beginnings_that_do_not_fit_end_no_store(tmp_path: Path, monkeypat
     with pytest.raises(StoreFull, match=r"raise store\.map_gib"):
         await asyncio.wait_for(running, 60)
     client.close()
+
+
+async def test_there_is_room_again_when_what_was_refused_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, write = set[str](), Writer.write
+
+    async def crowded(self: Writer, operation: Any, size: int = 0) -> None:
+        if ("samples" if size else "scores") in full:
+            raise StoreFull("the disk is full")
+        await write(self, operation, size)
+
+    monkeypatch.setattr(Writer, "write", crowded)
+    config = Config.model_validate({"run": {"folder": str(tmp_path)}})
+    where = layout_of(config)
+    scores = [Score(id=SampleId(0, PROMPT, 0), reward=1.0)]
+    async with StoreService(config.store, where).running():
+        client = StoreClient(where.store, "test")
+        await client.put_samples([new_sample(0)])
+        for kinds, again in (({"scores"}, {"scores"}), ({"scores", "samples"}, {"scores", "samples"})):
+            full |= kinds
+            for kind in sorted(kinds):
+                with pytest.raises(StoreFull):
+                    await (client.put_scores(scores) if kind == "scores" else client.put_samples([new_sample(1)]))
+            full.clear()
+            for kind in sorted(again, reverse=True):
+                assert (await client.stats()).full == "the disk is full"
+                await (client.put_scores(scores) if kind == "scores" else client.put_samples([new_sample(1)]))
+            assert (await client.stats()).full == ""
+        client.close()
 
 
 async def test_a_store_that_stays_full_ends_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

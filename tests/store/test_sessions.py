@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from rhymed.errors import MalformedMessage, UnknownSample
-from rhymed.messages import EVAL, Answer, Call, Done, Fork, PutAnswer, PutCalls, SampleId, SampleInfo, Turn
-from rhymed.run.layout import RunLayout
+from rhymed.core.errors import MalformedMessage, UnknownSample
+from rhymed.core.messages import EVAL, Answer, Call, Done, Fork, PutAnswer, PutCalls, SampleId, SampleInfo, Turn
+from rhymed.core.run.layout import RunLayout
+from rhymed_store.browse import Browse
 from rhymed_store.client import NewSample, StoreClient
-from rhymed_store.inspect.browse import Browse
-from rhymed_store.integrity.verify import verify
+from rhymed_store.integrity.repair import verify
 from rhymed_store.service import StoreService
 from rhymed_store.sessions import NewTurn, begin_calls, get_session, put_answer, put_turns
 from tests.store.stores import PROMPT
@@ -26,7 +26,8 @@ def new_turn(sample: SampleId, number: int, tokens: list[int], version: int = 0,
     turn = Turn(length=len(tokens), finish_reason="stop", versions=[(version, len(tokens))])
     logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32)
     mask = np.arange(len(tokens)) % 2 == 1 if drafted else None
-    return NewTurn(sample, number, turn, np.array(tokens, np.uint32), logprobs, mask)
+    floors = 2 * logprobs if len(tokens) > 1 else None
+    return NewTurn(sample, number, turn, np.array(tokens, np.uint32), logprobs, mask, floors)
 
 
 async def answer(client: StoreClient, sample: SampleId, number: int, tokens: list[int], **fields: object) -> None:
@@ -56,6 +57,8 @@ async def test_a_sample_goes_on_from_its_answers_and_turns(client: StoreClient) 
     assert [part.tolist() for part in stored.logprobs] == [[-1, -2, -3], [-1]]
     assert stored.drafted is not None
     assert [None if part is None else part.tolist() for part in stored.drafted] == [[False, True, False], None]
+    assert stored.floors is not None
+    assert [None if part is None else part.tolist() for part in stored.floors] == [[-2, -4, -6], None]
     assert (await get_session(client, TWO)).response.tolist() == [1, 2, 70_000]
 
 
@@ -224,7 +227,7 @@ async def test_people_see_the_calls_and_every_entry_is_checked(
     report = verify(where.database)
     assert report.sound, report.findings
     assert (report.counts["sessions"], report.counts["turns"]) == (1, 3)
-    (found,) = Browse(service._database).responses(PROMPT)
+    (found,) = Browse(service.database).responses(PROMPT)
     assert found.info.turns == [3, 2, 1]
     assert [list(calls) for calls in found.calls] == [CALLS, []]
 

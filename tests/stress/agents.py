@@ -19,12 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rhymed.cli.options import add_override
-from rhymed.errors import ConfigError
-from rhymed.history.compare.audit import Audit, audit
-from rhymed.history.folder import open_folder
-from rhymed_store.integrity.verify import verify
-from rhymed_store.shards.folders import folders_of
+from rhymed.core.errors import ConfigError
+from rhymed.records.history.compare.audit import Audit, audit
+from rhymed.records.history.folder import open_folder
+from rhymed.start.cli.options import add_override
+from rhymed_store.integrity.repair import verify
 from tests.stress import calls, command, programs
 from tests.stress.faults import AGENTS, KINDS, STUCK_S, FaultInjector, FaultSchedule, Outcome
 from tests.stress.recovery import Throughput
@@ -110,7 +109,7 @@ def run(
 def _judge(live: LiveRun, outcome: Outcome, made: calls.Made | programs.Told) -> dict[str, Any]:
     with open_folder(live.where.folder) as opened:
         audited = audit(opened)
-    unsound = [fault for store in folders_of(live.where.database) for fault in verify(store).findings]
+    unsound = verify(live.where.database).findings
     wrong = [*made.wrong, *audited.wrong, *(f"store: {fault}" for fault in unsound)]
     wrong += [f"the supervisor gave up: {said}" for said in outcome.gave_up]
     wrong += [f"{outcome.forgotten} acknowledged samples were lost"] if outcome.forgotten else []

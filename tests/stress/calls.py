@@ -15,8 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from rhymed.messages import Call
-from rhymed_store.inspect.browse import Browse, Response
+from rhymed.core.messages import Call
+from rhymed_store.browse import Browse, Response
 from rhymed_workers.environment.actor import INTERRUPTED
 from rhymed_workers.sessions.calls import hermes
 
@@ -70,14 +70,14 @@ look.idempotent = True
 NAMES = ("spend", "look")
 
 
-def with_tools(folder: Path, workers: int = 3) -> dict[str, dict[str, Any]]:
+def with_tools(folder: Path, workers: int = 3, names: Sequence[str] = NAMES) -> dict[str, dict[str, Any]]:
     """Settings of a run whose synthetic turns call these tools."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder.resolve() / "tools.py"
     file.write_text(TOOLS)
     return {
-        "environment": {"tools": f"{file}:{','.join(NAMES)}", "workers": workers, "max_turns": 5},
-        "trace": {"tools": list(NAMES), "turns": 3.0, "mean_length": 20, "step_s": 0.002, "token_s": 0.0001},
+        "environment": {"tools": f"{file}:{','.join(names)}", "workers": workers, "max_turns": 5},
+        "trace": {"tools": list(names), "turns": 3.0, "mean_length": 20, "step_s": 0.002, "token_s": 0.0001},
     }
 
 
@@ -175,7 +175,7 @@ def _turns(response: Response) -> Iterator[tuple[list[tuple[str, str]], list[str
     parts = [response.tokens[end - size : end] for end, size in zip(ends, runs, strict=True)]
     for turn, answer in zip(parts[::2], [*parts[1::2], None], strict=False):
         text = bytes(int(token) for token in turn if token < 256).decode(errors="replace")
-        calls, malformed = hermes(text)
+        calls, malformed, _ = hermes(text)
         wanted = [] if malformed else [(call.name, str(call.arguments["key"])) for call in calls]
         read = [] if answer is None else bytes(answer.astype("u1")).decode().strip("\n").split("\n\n")
         yield wanted, read

@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from rhymed.cli.options import add_override
-from rhymed.errors import ConfigError
-from rhymed.history.compare.audit import audit
-from rhymed.history.compare.runs import compare_runs
-from rhymed.history.folder import open_folder
+from rhymed.core.errors import ConfigError
+from rhymed.records.history.compare.audit import audit
+from rhymed.records.history.compare.runs import compare_runs
+from rhymed.records.history.folder import open_folder
+from rhymed.start.cli.options import add_override
 from tests.stress import command
 from tests.stress.faults import KINDS, USUAL, Fault, FaultInjector, FaultSchedule, Outcome
 from tests.stress.recovery import Throughput
@@ -60,14 +60,14 @@ def run(
 async def _both(shape: Shape, folder: Path, faults: FaultSchedule) -> dict[str, Any]:
     print(f"{shape.steps} steps in {folder}", flush=True)
     with LiveRun(shape.write(folder, "calm")) as calm:
-        throughput, calm_s = await _calm(calm)
+        throughput, calm_s = await calm_run(calm)
     print(f"calm: {calm_s:.0f} s, {throughput.usual:,.0f} tokens/s", flush=True)
     with LiveRun(shape.write(folder, "chaos")) as chaos:
         outcome = await FaultInjector(chaos, faults, throughput).run()
-    return _judge(calm, chaos, throughput, calm_s, outcome)
+    return judge(calm, chaos, throughput, calm_s, outcome)
 
 
-async def _calm(run: LiveRun) -> tuple[Throughput, float]:
+async def calm_run(run: LiveRun) -> tuple[Throughput, float]:
     watch, started = Watch(run), time.monotonic()
     watching = asyncio.create_task(watch.run())
     try:
@@ -80,7 +80,7 @@ async def _calm(run: LiveRun) -> tuple[Throughput, float]:
     return Throughput(watch.points), time.monotonic() - started
 
 
-def _judge(calm: LiveRun, chaos: LiveRun, throughput: Throughput, calm_s: float, outcome: Outcome) -> dict[str, Any]:
+def judge(calm: LiveRun, chaos: LiveRun, throughput: Throughput, calm_s: float, outcome: Outcome) -> dict[str, Any]:
     with open_folder(calm.where.folder) as one, open_folder(chaos.where.folder) as other:
         peace, war = audit(one), audit(other)
     both = compare_runs(calm.where.folder, chaos.where.folder)

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rhymed.cli import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_MISTAKE
-from rhymed.errors import HOPELESS, RhymedError
+from rhymed.core.errors import HOPELESS, RhymedError
+from rhymed.start.cli import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_MISTAKE
 
 
 def parser(module: str, about: str) -> argparse.ArgumentParser:

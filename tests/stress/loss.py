@@ -12,10 +12,10 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from rhymed.config import Config
-from rhymed.errors import StoreError
-from rhymed.messages import GetPartials, SampleId
-from rhymed_store.inspect.browse import Browse
+from rhymed.core.config import Config
+from rhymed.core.errors import StoreError
+from rhymed.core.messages import GetPartials, SampleId
+from rhymed_store.browse import Browse
 from rhymed_workers.engines.trace import TraceBook
 from tests.stress.run import LiveRun, Watch
 

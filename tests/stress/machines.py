@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rhymed.bench.cluster.losses import KINDS, Plan, suffer
-from rhymed.bench.cluster.machines import Machines, Watched
-from rhymed.bench.cluster.trial import END_S, LOOK_S, Trial, config, on_ray
-from rhymed.errors import ConfigError
-from rhymed.history.compare.audit import audit
-from rhymed.history.compare.runs import compare_runs
-from rhymed.history.folder import open_folder
-from rhymed.wire.keys import ROLES, make_keys
+from benchmarks.cluster.losses import KINDS, Plan, suffer
+from benchmarks.cluster.machines import Machines, Watched
+from benchmarks.cluster.trial import END_S, LOOK_S, Trial, config, on_ray
+from rhymed.core.errors import ConfigError
+from rhymed.core.wire.keys import ROLES, make_keys
+from rhymed.records.history.compare.audit import audit
+from rhymed.records.history.compare.runs import compare_runs
+from rhymed.records.history.folder import open_folder
 from tests.stress import command
 from tests.stress.network import Network
 

@@ -18,12 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from rhymed.output import show
-from rhymed.remote.backups import Backups
-from rhymed.remote.checkpoints import Checkpoints
-from rhymed.remote.layout import LEASE
-from rhymed.remote.place import Place, open_place
-from rhymed.run.lease import lease as leases
+from rhymed.core.output import show
+from rhymed.core.run import lease as leases
+from rhymed.records.remote.backups import Backups
+from rhymed.records.remote.checkpoints import Checkpoints
+from rhymed.records.remote.place import LEASE, Place, open_place
 from tests.stress.run import LiveRun, Shape
 
 DEADLINE_S = 240.0

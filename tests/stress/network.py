@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
-from rhymed.bench.cluster.machines import RAYLET_PATIENCE_S, STARTS, STORE_BYTES, Machines
-from rhymed.bench.hosts.network import Hosts
-from rhymed.errors import ConfigError
+from benchmarks.cluster.machines import RAYLET_PATIENCE_S, STARTS, STORE_BYTES, Machines
+from benchmarks.hosts.network import Hosts
+from rhymed.core.errors import ConfigError
 
 PORT = 6379
 START_S = 120.0
@@ -65,7 +65,7 @@ class Network(Machines):
 
     @property
     def prefix(self) -> list[str]:
-        """Of a command that runs beside Ray's head."""
+        """Of a command that runs next to Ray's head."""
         return self._hosts.command(0)
 
     def add(self) -> None:

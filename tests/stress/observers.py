@@ -20,8 +20,8 @@ from typing import NamedTuple
 import aiohttp
 import psutil
 
-from rhymed.bench.actors import Trainer
-from rhymed.bench.scale.cluster import (
+from benchmarks.actors import Trainer
+from benchmarks.scale.cluster import (
     PATIENCE_S,
     cluster,
     config_of,
@@ -31,9 +31,9 @@ from rhymed.bench.scale.cluster import (
     snapshot_of,
     until_connected,
 )
-from rhymed.config import Config
-from rhymed.dashboard import listen
-from rhymed.run.layout import RunLayout
+from rhymed.core.config import Config
+from rhymed.core.run.layout import RunLayout
+from rhymed.show.dashboard import listen
 from rhymed_store.client import StoreClient
 from tests.stress import command
 from tests.stress.terminal import watching

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rhymed.config import Rollout
-from rhymed.errors import ConfigError
-from rhymed.run.folder import read_metrics
+from rhymed.core.config import Rollout
+from rhymed.core.errors import ConfigError
+from rhymed.core.run.folder import read_metrics
 from tests.stress import command
 from tests.stress.run import LiveRun, Shape
 

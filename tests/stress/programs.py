@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from rhymed_store.inspect.browse import Browse, Response
+from rhymed_store.browse import Browse, Response
 
 PROGRAM = '''"""Asks one to four times, and writes down each answer."""
 

@@ -22,15 +22,14 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from rhymed.config import Config
-from rhymed.config.load import load_config
-from rhymed.errors import RhymedError
-from rhymed.messages import Queues
-from rhymed.run.client import ask
-from rhymed.run.layout import RunLayout, layout_of
-from rhymed.wire.sockets import Client
-from rhymed_store.inspect.browse import Browse
-from rhymed_store.shards.browse import StoreReader
+from rhymed.core.config import Config
+from rhymed.core.config.load import load_config
+from rhymed.core.errors import RhymedError
+from rhymed.core.messages import Queues
+from rhymed.core.run.client import ask
+from rhymed.core.run.layout import RunLayout, layout_of
+from rhymed.core.wire.sockets import Client
+from rhymed_store.browse import Browse, StoreReader
 
 REWARD = '''"""A reward that depends on every token."""
 
@@ -165,8 +164,8 @@ class LiveRun:
     def __exit__(self, *_: object) -> None:
         self.interrupt()
 
-    def start(self, *, resume: bool = False) -> None:
-        which = ["--resume", str(self.where.folder)] if resume else [str(self._file)]
+    def start(self, *, resume: bool = False, options: Sequence[str] = ()) -> None:
+        which = ["--resume", str(self.where.folder), *options] if resume else [str(self._file), *options]
         with self.output.open("ab") as stream:
             self._process = subprocess.Popen(
                 [*self._prefix, sys.executable, "-m", "rhymed", "run", "--plain", *which],

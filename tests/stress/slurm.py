@@ -22,15 +22,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rhymed.config.load import load_config
-from rhymed.errors import ConfigError
-from rhymed.history.compare.audit import audit
-from rhymed.history.compare.runs import compare_runs
-from rhymed.history.folder import open_folder
-from rhymed.remote.backups import Backups
-from rhymed.remote.head import found_lease
-from rhymed.remote.place import open_place
-from rhymed.run.layout import RunLayout, layout_of
+from rhymed.core.config.load import load_config
+from rhymed.core.errors import ConfigError
+from rhymed.core.run.layout import RunLayout, layout_of
+from rhymed.records.history.compare.audit import audit
+from rhymed.records.history.compare.runs import compare_runs
+from rhymed.records.history.folder import open_folder
+from rhymed.records.remote.backups import Backups
+from rhymed.records.remote.head import found_lease
+from rhymed.records.remote.place import open_place
 from tests.ports import free_ports, is_free
 from tests.stress import command
 from tests.stress.cluster import Cluster

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from rhymed.cli.options import add_override
-from rhymed.errors import RhymedError
-from rhymed.messages import GetStoreStats
-from rhymed.run.client import ask
-from rhymed.wire.sockets import Client
+from rhymed.core.errors import RhymedError
+from rhymed.core.messages import GetStoreStats
+from rhymed.core.run.client import ask
+from rhymed.core.wire.sockets import Client
+from rhymed.start.cli.options import add_override
 from tests.stress import command
 from tests.stress.run import LiveRun, Part, Shape
 

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 
 import psutil
 
-from rhymed.errors import ConfigError
+from rhymed.core.errors import ConfigError
 
 COLUMNS, LINES = 120, 40
 START_S = 60.0  # until the first screen

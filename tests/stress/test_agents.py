@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
-from rhymed.messages import Call
-from rhymed_store.inspect.browse import Browse
+from rhymed.core.messages import Call
+from rhymed_store.browse import Browse
 from rhymed_workers.environment.actor import INTERRUPTED
-from tests.stress import agents, calls, programs
+from tests.stress import agents, calls, programs, siege
 
 
 @pytest.mark.slow
@@ -70,3 +70,14 @@ def test_a_result_that_is_not_the_recorded_one_is_found(
     found = calls._fault("spend", "key", call, result, logged)
     assert fault in found
     assert bool(fault) == bool(found)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_a_siege_of_tools_overlap_and_dynamic_sampling_ends_like_a_calm_run(tmp_path: Path) -> None:
+    found = siege.run(True, minutes=1.0, every=4.0, seed=3, out=tmp_path / "runs")
+    assert found["wrong"] == [], found
+    assert found["kills"] >= 5
+    assert found["filtered"] > 0
+    assert "the same, bit for bit" in found["audit"]

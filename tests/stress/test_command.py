@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from rhymed.cli.bench import MOVED
-from rhymed.errors import ConfigError
+from rhymed.core.errors import ConfigError
 from tests.stress import command
 
+COMMANDS = ("stress.chaos", "stress.soak", "stress.observers", "stress.overhead")
+HOSTILE = ("hostile.crash", "hostile.fuzz", "hostile.relays.run")
 
-@pytest.mark.parametrize("name", [*MOVED.values(), "tests.stress.overhead", "tests.hostile.relays.run"])
+
+@pytest.mark.parametrize("name", [f"tests.{name}" for name in (*COMMANDS, *HOSTILE)])
 def test_every_option_is_one_of_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, seen = importlib.import_module(name), []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rhymed.messages import SampleId
+from rhymed.core.messages import SampleId
 from tests.stress.faults import KINDS, FaultSchedule
 from tests.stress.loss import Loss
 from tests.stress.recovery import WINDOW_S, Throughput
@@ -77,7 +77,7 @@ def test_what_the_store_has_is_not_lost() -> None:
         ("/usr/bin/python -m rhymed worker --role rollout --name rollout-1 /x/config.json", "rollout-1"),
         ("/usr/bin/python -m rhymed store /x/config.json", "store"),
         ("rhymed reward-0", "reward-0"),
-        ("/usr/bin/python -m rhymed_workers.scoring.child", "scorer"),
+        ("/usr/bin/python -m rhymed_workers.reward.child", "scorer"),
         ("/usr/bin/python -c import multiprocessing", ""),
     ],
 )

@@ -64,7 +64,7 @@ def do(command: str, folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def beside(command: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def background(command: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """The command goes on during the block; it has to end by itself, with status 0."""
     with subprocess.Popen(
         shlex.split(command), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

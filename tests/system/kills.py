@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from rhymed.run import checkpoint
+from rhymed.core.run import checkpoint
 from tests.system.test_loop import CONFIG, REWARD, finish, metrics, queues, started, tails, wait_for
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.run.client import poll
-from rhymed.run.folder import layout_of_folder
+from rhymed.core.run.client import poll
+from rhymed.core.run.folder import layout_of_folder
 from tests.system.test_loop import NO_MODEL, finish, metrics, started, wait_for, write
 
 __all__ = ["write"]

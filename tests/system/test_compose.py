@@ -244,8 +244,8 @@ def test_a_finished_run_stays_finished(stack: Stack) -> None:
         assert (one["State"]["ExitCode"], one["RestartCount"]) == (0, 0)
     audit = stack.execute("dashboard", "rhymed", "history", "audit", "/runs/short")
     assert "trained" in audit
-    made = stack.execute("dashboard", "ls", "/runs/short", "/runs/short/report")
-    assert {"summary.json", "reward.png", "report.html", "gantt.png"} <= set(made.split())
+    made = stack.execute("dashboard", "ls", "/runs/short")
+    assert {"summary.json", "reward.png", "report.html"} <= set(made.split())
     stack.compose("up", "--detach")  # latecomers are told that it is over
     until(over, "those to leave that were started again")
     assert [one["State"]["ExitCode"] for one in stack.inspect("rollout")] == [0]

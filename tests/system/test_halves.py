@@ -1,8 +1,9 @@
-"""A whole run whose store is lost: resuming it is refused, and continues without its history only on request."""
+"""Whole runs whose folder is not as they left it: without its store, copied, renamed."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from tests.stress.run import LiveRun, Shape
 
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 
 
 def rhymed(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -32,7 +33,7 @@ def has_four_steps(folder: Path) -> bool:
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2500)
 def test_a_run_that_lost_its_store_continues_only_when_told_to(tmp_path: Path) -> None:
     shape = Shape(steps=16, rollout=1, reward=1, settings={"trainer": {"checkpoint_every": 2}})
     with LiveRun(shape.write(tmp_path, "lost")) as run:
@@ -61,3 +62,23 @@ def test_a_run_that_lost_its_store_continues_only_when_told_to(tmp_path: Path) -
     assert "not in the store, which begins later: " in audited.stdout
     again = rhymed("run", "--plain", "--resume", folder, "-o", "trainer.steps=18")
     assert again.returncode == 0, again.stdout + again.stderr
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(2500)
+def test_a_copy_of_a_run_goes_on_by_itself_and_so_does_a_renamed_run(tmp_path: Path) -> None:
+    shape = Shape(steps=2, rollout=1, reward=1, settings={"trainer": {"checkpoint_every": 1}})
+    done = rhymed("run", "--plain", shape.write(tmp_path, "47"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "47"
+    shutil.copytree(folder, copy := tmp_path / "47-copy")
+    resumed = rhymed("run", "--plain", "--resume", copy, "-o", "trainer.steps=4")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert (measured(folder), measured(copy)) == ({0, 1}, {0, 1, 2, 3})
+    moved = folder.rename(tmp_path / "46")
+    again = rhymed("run", "--plain", "--resume", moved, "-o", "trainer.steps=3")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert measured(moved) == {0, 1, 2}
+    for one in (copy, moved):
+        audited = rhymed("history", "audit", one)
+        assert audited.returncode == 0, audited.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.wire.keys import ROLES, make_keys
+from rhymed.core.wire.keys import ROLES, make_keys
 from tests.ports import free_ports
 
 REWARD = "def reward(completions, **columns):\n    return [float(len(text) % 7) for text in completions]\n"

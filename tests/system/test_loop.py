@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
+from rhymed.core.messages import EVAL, GetHistory
+from rhymed.core.run.checkpoint import best, damage
 from rhymed.inputs.rows import prompt_id
-from rhymed.messages import EVAL, GetHistory
 from rhymed_store.database.reads import Reads
 from rhymed_store.database.transactions import Database
 
@@ -293,7 +294,7 @@ def tokens_of(folder: Path) -> dict[str, list[int]]:
 def test_evaluations_come_when_they_are_due_and_change_no_training_sample(
     write, unread: Path, tmp_path: Path
 ) -> None:
-    with started(write("trace", HELD_OUT), *NO_MODEL) as run:
+    with started(write("trace", HELD_OUT), *NO_MODEL, "-o", "trainer.keep_best=true") as run:
         out = finish(run, tmp_path / "loop")
     made = tokens_of(tmp_path / "loop")
     assert made == tokens_of(unread)
@@ -303,6 +304,11 @@ def test_evaluations_come_when_they_are_due_and_change_no_training_sample(
     assert [row["step"] for row in graded] == [0, 2, 4, 6]
     assert all(row["val/other/prompts"] == 5 for row in graded)
     assert "eval v6   other   mean@2 " in out
+    found = best(tmp_path / "loop")
+    assert found is not None
+    assert found.reward == max(row["val/other/reward/mean"] for row in graded if row["step"])
+    assert f"best     step {found.checkpoint.step}, held-out reward {found.reward:.3f}: " in out
+    assert not damage(found.checkpoint.folder)
 
 
 @pytest.mark.slow
@@ -323,3 +329,50 @@ def test_a_checkpoint_is_evaluated_beside_its_run(write, tmp_path: Path, engine:
     assert 0 <= found["datasets"]["other"]["acc/mean@2"] <= found["datasets"]["other"]["acc/pass@2"] <= 1
     assert (tmp_path / "loop" / "eval" / "step-000002" / "eval.json").exists()
     assert processes_of(tmp_path) == {}
+
+
+COMPARING = """
+from pathlib import Path
+
+def reward(completions, log_metric, trainer_state, **columns):
+    log_metric("group", len(completions))
+    log_metric("step", trainer_state.global_step)
+    order = sorted(range(len(completions)), key=lambda place: completions[place])
+    return [order.index(place) / 3 for place in range(len(completions))]
+
+def broken(completions, **columns):
+    best = max(completions)
+    raise ValueError("cannot score " + best[:1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_reward_that_compares_gets_whole_groups_also_after_its_worker_is_killed(write, tmp_path: Path) -> None:
+    file = write("trace")
+    (tmp_path / "reward.py").write_text(COMPARING)
+    folder = tmp_path / "loop"
+    with started(file, *NO_MODEL, *ENDLESS) as run:
+        wait_for(lambda: len(metrics(folder)) >= 2, "step")
+        os.kill(pid_of(folder, "reward-0"), signal.SIGKILL)
+        killed = len(metrics(folder))
+        wait_for(lambda: len(metrics(folder)) >= killed + 3, "step after the kill")
+        interrupt(run)
+    rows = metrics(folder)
+    assert {row["reward/metric/group"] for row in rows} == {4.0}
+    assert [row["reward/metric/step"] for row in rows] == list(range(len(rows)))
+    assert {round(row["reward/mean"], 6) for row in rows} == {0.5}, "the ranks of each group"
+    assert {row["rollout/samples"] for row in rows} == {16.0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_whose_samples_were_all_dropped_fails(write, tmp_path: Path) -> None:
+    file = write("trace", "").read_text().replace("reward.py:reward", "reward.py:broken")
+    (tmp_path / "loop.toml").write_text(file.replace("epochs = 2", "steps = 1\nepochs = 1"))
+    (tmp_path / "reward.py").write_text(COMPARING)
+    with started(tmp_path / "loop.toml", *NO_MODEL, "-o", "rollout.group_size=2") as run:
+        out, _ = run.communicate(timeout=300)
+    assert run.returncode == 1, out
+    assert "all samples were dropped, and nothing was learned" in out
+    assert "gain +nan" not in out

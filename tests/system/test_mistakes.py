@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,15 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import zmq
 
-from rhymed.cli import main
-from rhymed.config.load import load_config
-from rhymed.launch.supervisor import FULL_BYTES
-from rhymed.messages import PROTOCOL, Join
-from rhymed.run.layout import layout_of
-from rhymed.wire.sockets import Client
+from rhymed.core.config.load import load_config
+from rhymed.core.messages import PROTOCOL, Join
+from rhymed.core.run.layout import layout_of
+from rhymed.core.wire.sockets import Client
+from rhymed.start.cli import main
+from rhymed.start.launch.supervisor import FULL_BYTES
+from tests.disks import fill, small_disk
+from tests.stress.run import part_of
 
 REWARD = """
 def good(completions, **columns):
@@ -182,7 +186,6 @@ def damaged(kind: str, rows: bytes) -> bytes:
         ("pointer", "is a Git LFS pointer, not the data: run `git lfs pull`"),
         ("empty", "the dataset is empty"),
         ("column", "line 1: no column 'prompt'"),
-        ("copies", "4 of 5 rows are exact copies of others"),
         ("long", "line 5: the prompt has 50 tokens, more than rollout.max_prompt_length = 32"),
         ("number", "line 5: prompt is 3; it must be a string or a list of {role, content}"),
     ],
@@ -310,7 +313,7 @@ def test_a_living_run_keeps_strangers_out_and_goes_on(config: Path) -> None:
 
 def until(stream: object, text: str) -> None:
     for line in stream:  # type: ignore[attr-defined]
-        if text in line:
+        if re.search(text, line):
             return
     pytest.fail(f"the run ended before it said {text!r}")
 
@@ -328,8 +331,8 @@ def rubbish(config: object) -> None:
 
 
 async def test_another_protocol_version_is_told_to_who_joins(tmp_path: Path) -> None:
-    from rhymed.config import Config
-    from rhymed.errors import MalformedMessage
+    from rhymed.core.config import Config
+    from rhymed.core.errors import MalformedMessage
     from rhymed_broker.service import BrokerService
 
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(8)))
@@ -374,27 +377,26 @@ def test_a_full_map_holds_the_run_and_more_room_lets_it_go_on(config: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_full_disk_ends_the_run_in_words(config: Path) -> None:
-    disk = config.parent / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting needs privileges")
-    command = [sys.executable, "-m", "rhymed", "run", "--plain", str(config), *NO_MODEL, "-o", f"run.folder={disk}"]
-    command += ["-o", "trainer.epochs=10000", "-o", "store.map_gib=0.002"]
-    try:
+def test_a_run_waits_on_a_full_disk_and_continues_when_there_is_room(config: Path) -> None:
+    """Its trainer is killed there, too: one that starts on a full disk waits as well."""
+    with small_disk(config.parent / "disk", "16m") as disk:
+        command = [sys.executable, "-m", "rhymed", "run", "--plain", str(config), *NO_MODEL]
+        command += ["-o", f"run.folder={disk}", "-o", "trainer.epochs=10000", "-o", "trainer.checkpoint_every=1"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            assert process.stdout is not None
-            until(process.stdout, "1/20000")
-            with (disk / "ballast").open("wb") as ballast:
-                ballast.write(bytes(shutil.disk_usage(disk).free - FULL_BYTES))
-            out, _ = process.communicate(timeout=150)
-        assert process.returncode == 2, out
-        assert "full" in out.partition("run failed: ")[2]
+            try:
+                assert process.stdout is not None
+                until(process.stdout, "1/20000")
+                ballast = fill(disk, leave=FULL_BYTES // 2)
+                until(process.stdout, "waits: .*(full|No space left)")
+                children = psutil.Process(process.pid).children()
+                (trainer,) = [child for child in children if (part := part_of(child)) and part.role == "trainer"]
+                trainer.kill()
+                until(process.stdout, "waits: trainer ended, and the disk under .* is full: make room")
+                ballast.unlink()
+                until(process.stdout, "trainer ended .*; starting it again")
+                until(process.stdout, r"\d/20000")
+                process.send_signal(signal.SIGINT)
+                out, _ = process.communicate(timeout=100)
+            finally:
+                process.terminate()  # ended, unless a line above failed
         assert "Traceback" not in out
-        (disk / "ballast").unlink()
-        steps = max(json.loads(line)["step"] for line in (disk / "bad/metrics.jsonl").read_text().splitlines()[:-1])
-        resumed = rhymed("run", "--plain", "--resume", disk / "bad", "-o", f"trainer.steps={steps + 5}")
-        assert resumed.returncode == 0, resumed.stdout
-    finally:
-        subprocess.run(["umount", str(disk)], check=False)

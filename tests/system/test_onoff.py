@@ -1,13 +1,15 @@
 """However rollouts are made fast, it is one and the same training: same samples, losses and weights.
 
 Whole runs of `rhymed run` in float32: plain and synchronous on one worker; with drafts in every step, whether they
-pay or not; and on two workers that write every step ahead of its weights.
+pay or not; on two workers that write every step ahead of its weights; and on vLLM's other model runner.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rhymed_store.browse import Browse
 from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.browse import Browse
+from tests.bench_v2.bench import environment
 from tests.packages import needs
+from tests.system.test_loop import finish, metrics, pid_of, started, wait_for
 
 torch = pytest.importorskip("torch")
 pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(600)]
@@ -86,10 +90,6 @@ def samples(folder: Path) -> dict[str, tuple[list[int], float | None]]:
     return {str(one.info.id): (one.tokens.tolist(), one.info.reward) for one in found}
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def losses(rows: list[dict[str, Any]]) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if LOSSES.fullmatch(name)} for row in rows]
 
@@ -147,3 +147,41 @@ def test_training_that_begins_before_the_step_is_whole_has_the_same_bits_in_ever
         shares = [row["actor/overlap_ratio"] for row in metrics(folder)]
         assert any(share > 0 for share in shares), "some groups were computed early"
         assert all(0 <= share < 1 for share in shares)
+
+
+@pytest.mark.thorough
+def test_which_prompts_share_a_step_follows_from_lengths_alone(config: Path) -> None:
+    plain = run(config, "plain", "data.sampler=length", "drafts.method=none", "schedule.policy=fifo")
+    options = "data.sampler=length", "rollout.workers=2", "rollout.max_concurrency=3"
+    same_training(config, run(config, "other", *options), plain)
+
+
+@pytest.mark.thorough
+@needs("triton")
+@pytest.mark.timeout(900)
+def test_model_runner_v2_writes_the_samples_of_v1_also_after_its_worker_is_killed(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens and rewards are the same. Log-probs are computed by other kernels, so losses are those of V1 to a few
+    last bits only."""
+    options = "trainer.epochs=3", "rollout.workers=2", "rollout.max_concurrency=4"
+    for name, value in environment(runner="0").items():
+        monkeypatch.setenv(name, value)
+    first = run(config, "first", "rollout.runner=v1", *options)
+
+    for name, value in environment(runner="1").items():
+        monkeypatch.setenv(name, value)
+    second = config.parent / "second"
+    chosen = "run.name=second", "rollout.runner=v2", *options
+    with started(config, *(part for option in chosen for part in ("-o", option))) as process:
+        wait_for(lambda: len(metrics(second)) >= 2, "second step", 400)
+        os.kill(pid_of(second, "rollout-0"), signal.SIGKILL)
+        out = finish(process, second, 400)
+    assert "rollout-0 ended (signal SIGKILL); starting it again" in out
+    assert [(folder / "model-runner").read_text() for folder in (first, second)] == ["v1\n", "v2\n"]
+
+    assert len(samples(first)) == 6 * PROMPTS * GROUP
+    assert samples(second) == samples(first)
+    assert sum(row["rollout/spec_accepted"] for row in metrics(second)[2:]) > 10, "drafts were right"
+    for one, other in zip(losses(metrics(second)), losses(metrics(first)), strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)

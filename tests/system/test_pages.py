@@ -6,7 +6,6 @@ page's.
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 import shutil
@@ -14,17 +13,19 @@ import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from rhymed.cli import parser
-from rhymed.config import Config
-from rhymed.config.load import load_config
-from rhymed.sweep.product import axes_of, combinations
+import rhymed
+from rhymed.core.config import Config
+from rhymed.core.config.load import load_config
+from rhymed.start.api.start import Asked
+from rhymed.start.cli import parser
 from scripts.docs import cli
 from tests.ports import free_ports
 from tests.system import commands as helper
-from tests.system.commands import DEADLINE_S, NO_MODEL, ROOT, SMALL, beside, do, environment, until
+from tests.system.commands import DEADLINE_S, NO_MODEL, ROOT, SMALL, background, do, environment, until
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -51,19 +52,10 @@ def commands(page: str) -> list[str]:
 
 def rhymed_arguments(line: str) -> list[str] | None:
     """The arguments if the command line calls rhymed."""
-    words = shlex.split(re.split(r"\s[|>]\s|\s&&\s", line)[0])
+    words = shlex.split(re.split(r"\s(?:[|>]|&&|\|\|)\s", line)[0])
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words.pop(0)
     return words[1:] if words and words[0] == "rhymed" else None
-
-
-def changes_of(chosen: argparse.Namespace) -> list[list[str]]:
-    """Settings that the command changes; those of a sweep, for each of its runs."""
-    changes = [change for change in getattr(chosen, "override", None) or [] if "keys" not in change]
-    if chosen.command != "sweep":
-        return [changes]
-    axes, fixed = axes_of(changes)
-    return [[*fixed, *(f"{key}={value}" for key, value in own.items())] for own in combinations(axes)]
 
 
 # Every page: its commands and settings are valid
@@ -81,8 +73,8 @@ def test_every_rhymed_command_of_every_page_is_one(monkeypatch: pytest.MonkeyPat
                     chosen = top.parse_args(words)
                 except SystemExit:
                     pytest.fail(f"{page.name}: {line}")
-                for changes in changes_of(chosen):
-                    load_config(ROOT / "configs/quickstart.toml", changes, {})
+                changes = [change for change in getattr(chosen, "override", None) or [] if "keys" not in change]
+                load_config(ROOT / "configs/quickstart.toml", changes, {})
                 parsed += 1
     assert parsed > 60
 
@@ -100,6 +92,38 @@ def test_the_examples_of_every_help_text_parse() -> None:
 def test_every_toml_block_is_a_part_of_a_configuration(page: Path) -> None:
     for _, block in blocks(str(page.relative_to(ROOT)), "toml"):
         Config.model_validate(tomllib.loads(block))
+
+
+def test_the_loops_over_a_setting_start_each_run_once_and_continue_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(ROOT / "configs/quickstart.toml", tmp_path / "my.toml")
+    loop = next(block for _, block in blocks("docs/runs.md", "bash") if block.startswith("for "))
+    command = 'rhymed() { echo "$*" >> called; for word; do case $word in run.name=*) folder=runs/rates/${word#*=};'
+    command += " mkdir -p $folder; touch $folder/config.json;; esac; done; }"
+    for _ in range(2):
+        subprocess.run(["sh", "-euc", f"{command}\n{loop}"], cwd=tmp_path, check=True, timeout=60)
+    called = [line.split() for line in (tmp_path / "called").read_text().splitlines()]
+    top, new = parser(), [line for line in called if "-o" in line]
+    assert [top.parse_args(line).command for line in called] == ["run", "run", "runs"] * 2
+    configs = [load_config(tmp_path / "my.toml", top.parse_args(line).override, {}) for line in new]
+    assert [(str(one.run.folder), one.run.name, one.trainer.lr) for one in configs] == [
+        ("runs/rates", "lr-1e-6", 1e-6), ("runs/rates", "lr-1e-5", 1e-5),
+    ]  # fmt: skip
+    assert called[3:5] == [["run", f"runs/rates/{one.run.name}", "--resume"] for one in configs]
+
+    monkeypatch.chdir(tmp_path)
+    trained: list[Config] = []
+
+    def train(config: str, **settings: object) -> SimpleNamespace:
+        trained.append(Asked(config, None, None, None, None, settings).read(None))
+        return SimpleNamespace(evaluations=list)
+
+    monkeypatch.setattr(rhymed, "train", train)
+    exec(blocks("docs/runs.md", "python")[0][1], {})
+    assert [(one.run.name, one.trainer.lr, one.run.seed) for one in trained] == [
+        (f"lr-{lr}-seed-{seed}", lr, seed) for lr in (1e-6, 1e-5) for seed in (0, 1)
+    ]
 
 
 # Pages whose commands are run from top to bottom
@@ -183,11 +207,11 @@ def test_a_second_machine_joins_with_keys(clone: Path, execute: Execute, monkeyp
     for file in re.findall(r"keys/[a-z.]+", copy):
         shutil.copy(clone / file, far / file)
     assert {file.name for file in (far / "keys").iterdir()} == {"public", "rollout.secret"}
-    with beside(run, clone) as running:
+    with background(run, clone) as running:
         until("starting", running)
         while "reward-0" not in (seen := output_of(look, clone)):
             assert running.poll() is None, f"the run ended without rollout workers\n{seen}"
-        with beside(join, far):
+        with background(join, far):
             pass
     rows = (clone / "runs/cluster/metrics.jsonl").read_text().splitlines()
     assert len(rows) == 2

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.cli import main
-from rhymed.config import Config
-from rhymed.errors import DataError
+from rhymed.core.config import Config
+from rhymed.core.errors import DataError
+from rhymed.core.run.layout import layout_of
+from rhymed.core.wire.keys import ROLES, make_keys
 from rhymed.inputs.datasets import load_rows
 from rhymed.inputs.prepared import file_of, prepare, rows_of
-from rhymed.run.layout import layout_of
-from rhymed.wire.keys import ROLES, make_keys
+from rhymed.start.cli import main
 from tests.ports import free_ports
 
 REWARD = "def reward(completions, **columns):\n    return [float(len(text) % 7) for text in completions]\n"

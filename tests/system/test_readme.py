@@ -1,4 +1,7 @@
-"""Every command of the README and every example, as they are written: only the sizes come from the environment."""
+"""Every command of the README and every example, as they are written: only the sizes come from the environment.
+
+Commands that the README leaves to a page of docs/ are run from there.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.commands import NO_MODEL, ROOT, SMALL, TRACE, beside, clone, do, environment, settings, until
+from tests.system.commands import NO_MODEL, ROOT, SMALL, TRACE, background, clone, do, environment, settings, until
 
 CORE = ("make quickstart", "make test", ". .venv/bin/activate")
 """What sets up, and what runs this test: not run from here."""
@@ -31,11 +34,17 @@ def reward(completions):
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def blocks() -> list[list[str]]:
+def blocks(page: str = "README.md") -> list[list[str]]:
     """The commands of each bash block, comments left out."""
-    found = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     lines = [[re.split(r"\s#\s", line)[0].strip() for line in block.splitlines()] for block in found]
     return [[line for line in block if line and line not in CORE] for block in lines]
+
+
+def block(page: str, start: str) -> list[str]:
+    """The commands of the page's only bash block whose first one begins so."""
+    (found,) = (commands for commands in blocks(page) if commands and commands[0].startswith(start))
+    return found
 
 
 @pytest.fixture
@@ -49,7 +58,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def test_the_readme_has_no_other_commands() -> None:
-    assert [len(block) for block in blocks()] == [0, 5, 2, 7, 5], "a test of this file runs each block: tell it"
+    assert [len(block) for block in blocks()] == [0, 5], "a test of this file runs each block: add the new one"
 
 
 ENGINES = pytest.mark.parametrize("engine", ["trace", pytest.param("vllm", marks=pytest.mark.thorough)])
@@ -68,7 +77,7 @@ def test_own_data_and_reward_from_check_to_history(home: Path, engine: str, monk
 
 def test_another_algorithm_with_adapters(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(monkeypatch, TRACE)
-    run, export = blocks()[2]
+    run, export = block("docs/algorithms.md", "rhymed run examples/arithmetic")
     assert "2 steps" in do(run, home)
     do(export, home)
     assert json.loads((home / "adapter/adapter_config.json").read_text())["r"] == 16
@@ -76,13 +85,15 @@ def test_another_algorithm_with_adapters(home: Path, monkeypatch: pytest.MonkeyP
 
 def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(monkeypatch, NO_MODEL)
-    run, watch, resume, export, bring, simulate, bench = blocks()[3]
+    run, watch, resume, export, bring, simulate, bench = block(
+        "docs/quickstart.md", "rhymed run configs/quickstart.toml -o"
+    )
     (home / "held.py").write_text(HELD)
     held = {"REWARD__SCORER": "held.py:reward", "REWARD__TIMEOUT_S": "300", "SCHEDULE__STUCK_AFTER_S": "3000"}
     settings(monkeypatch, {f"RHYMED_{key}": value for key, value in held.items()})
-    with beside(run, home) as running:
+    with background(run, home) as running:
         until("rollout-0", running)
-        with beside(watch, home) as watching:
+        with background(watch, home) as watching:
             until("rollout-0", watching)
             (home / "seen").touch()
     assert len(metrics(home / "runs/quickstart")) == 2
@@ -94,16 +105,17 @@ def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pyt
     assert smaller != simulate
     assert "flow, staleness 0 + run-ahead" in do(smaller, home)
     assert (home / "sim/gantt.png").stat().st_size > 1000
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # as in a checkout
     assert "rest_300_bytes_a_token" in do(bench, home)
 
 
 def test_separate_processes_meet_and_leave_when_the_run_is_over(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(monkeypatch, NO_MODEL)
-    store, *others = blocks()[4]
+    store, *others = block("docs/quickstart.md", "rhymed store")
     with subprocess.Popen(shlex.split(store), cwd=home) as process, contextlib.ExitStack() as stack:
         try:
             for command in others:
-                stack.enter_context(beside(command, home))
+                stack.enter_context(background(command, home))
             stack.close()
         finally:
             process.terminate()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rhymed_store.browse import Browse
+from rhymed_store.columns import ROUNDS
 from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.browse import Browse
-from rhymed_store.inspect.epochs import ROUNDS
 from tests.packages import needs
 
 pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(600)]

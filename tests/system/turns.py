@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rhymed.config import Config
-from rhymed.messages import EVAL
+from rhymed.core.config import Config
+from rhymed.core.messages import EVAL
 from tests.stress.run import LiveRun
 
 CALLS = [{"name": "push", "arguments": {"number": number}} for number in range(24)]
@@ -84,16 +84,32 @@ class Box:
 
     def get_reward(self):
         return (self.sum % 10) / 10 + self.pushed
+
+
+class First:
+    """Only the first of three turns earns something."""
+
+    def init(self, prompt):
+        self.turns = 0
+        return prompt, {}
+
+    def step(self, action):
+        self.turns += 1
+        done = self.turns == 3
+        said = [] if done else [{"role": "user", "content": f"turn {self.turns}"}]
+        return {"observations": said, "reward": float(self.turns == 1), "done": done, "metadata": {}}
 '''
 REWARD = """
 import zlib
 
 
-def reward(completions, environment_transcript, environment_reward=None, **columns):
+def reward(completions, environment_transcript, environment_turns, environment_reward=None, **columns):
     # of everything that was said, and of what the environment gave
     earned = environment_reward or [0.0] * len(completions)
-    return [zlib.crc32(text.encode()) % 11 / 10 + (given or 0.0)
+    last = [zlib.crc32(text.encode()) % 11 / 10 + (given or 0.0)
             for text, given in zip(environment_transcript, earned)]
+    return [{"turn_rewards": [(zlib.crc32(text.encode()) >> turn) % 3 for turn in range(1, turns)] + [reward]}
+            for text, turns, reward in zip(environment_transcript, environment_turns, last)]
 """
 
 
@@ -105,6 +121,8 @@ class Told(NamedTuple):
     calls: list[list[tuple[str, str]]]  # of each answer: tool, error
     earned: float | None
     reward: float | None
+    turn_rewards: list[float]
+    token_rewards: list[tuple[int, float]]
 
 
 def write_calling_model(folder: Path) -> None:
@@ -135,7 +153,7 @@ def write_calling_model(folder: Path) -> None:
 
 
 def write(folder: Path, name: str, steps: int, **sections: dict[str, Any]) -> Path:
-    """The configuration of a run; what it needs lies beside it."""
+    """The configuration of a run; what it needs lies next to it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "words.py").write_text(WORDS)
     (folder / "reward.py").write_text(REWARD)
@@ -174,6 +192,12 @@ def told(run: LiveRun) -> dict[str, Told]:
                 if one.info.id.step < EVAL:
                     calls = [[(call.name, call.error) for call in answer] for answer in one.calls]
                     found[str(one.info.id)] = Told(
-                        one.tokens.tolist(), one.info.turns, calls, one.info.earned, one.info.reward
+                        one.tokens.tolist(),
+                        one.info.turns,
+                        calls,
+                        one.info.earned,
+                        one.info.reward,
+                        one.info.turn_rewards,
+                        list(one.token_rewards),
                     )
     return found

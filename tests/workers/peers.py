@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.errors import PeerGone, TrainerError
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.errors import PeerGone, TrainerError
+from rhymed.core.run.layout import RunLayout
+from rhymed.core.service.host import host_id
+from rhymed.core.wire.sockets import DONE, Server
 from rhymed.inputs.rows import prompt_id
-from rhymed.run.layout import RunLayout
-from rhymed.service.host import host_id
-from rhymed.wire.sockets import DONE, Server
 from rhymed_workers.engines.base import Engine
 from rhymed_workers.rollout.worker import RolloutWorker
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from rhymed.messages import Cursor, Drawn, JournalEntry, SampleId, SampleInfo, Score
+from msgspec.structs import replace
+
+from rhymed.core.messages import Cursor, Drawn, JournalEntry, SampleId, SampleInfo, Score
 from rhymed_broker.ledger.actions import Action, Assign, Cancel, Load, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.ledger.refill.signal import SignalRule
+from rhymed_broker.ledger.refill import SignalRule
 from rhymed_broker.plan import Plan
 from rhymed_broker.states import Rules
 from tests.broker.ledger.stories import Story, info
@@ -33,6 +35,11 @@ def flat_share(share: float, salt: int = 0) -> Reward:
         return 0.5 if flat else float(id.index)
 
     return reward
+
+
+def length(id: SampleId) -> int:
+    """Response tokens: a prompt keeps about its own, whose order changes now and then."""
+    return int(id.prompt, 16) % 50 + random.Random(f"{id.step}/{id.prompt}/{id.index}").randrange(1, 30)
 
 
 class Play:
@@ -93,7 +100,12 @@ class Play:
                 state, reason = self.marks.get(id, ("scored" if id in self.rewards else "generated", ""))
                 oldest = self.stored[id].versions[0][0] if id in self.stored else 0
                 entry = JournalEntry(
-                    id=id, state=state, oldest_version=oldest, reward=self.rewards.get(id), reason=reason, length=10
+                    id=id,
+                    state=state,
+                    oldest_version=oldest,
+                    reward=self.rewards.get(id),
+                    reason=reason,
+                    length=length(id) if id in self.stored else 0,
                 )
                 found.append(entry)
         return found
@@ -150,10 +162,13 @@ class Play:
         version = self.work[name].pop(id)
         if self.versions[name] < id.step - self.staleness:  # written ahead: it is verified with newer weights
             self.work[name][id] = version
-            self.story.ledger.holdings.parked(name, [id], self.story.now)
+            self.story.ledger.parked(name, [id], self.story.now)
             self.perform(self.story.drain())
             return
-        made = self.stored.setdefault(id, info(id, max(version, id.step - self.staleness)))
+        version = max(version, id.step - self.staleness)
+        made = self.stored.setdefault(
+            id, replace(info(id, version), length=length(id), versions=[(version, length(id))])
+        )
         for _ in range(1 + again):
             self.story.ledger.generated(name, [made], self.story.now)
         self.perform(self.story.drain())

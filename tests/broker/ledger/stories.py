@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from rhymed.messages import Cursor, Drafting, Holding, Join, Role, SampleId, SampleInfo, Score
+from rhymed.core.messages import Cursor, Drafting, Heartbeat, Holding, Join, Role, SampleId, SampleInfo, Score
 from rhymed_broker.ledger.actions import Action, Recall
 from rhymed_broker.ledger.evaluation import Evaluation
 from rhymed_broker.ledger.ledger import Ledger
@@ -97,14 +97,19 @@ class Story:
         training: int = -1,
         sessions: int = 0,
         open: Iterable[SampleId] = (),
+        whole_groups: bool = False,
     ) -> list[Action]:
         there = {"host": "h", "pid": 1, "slots": slots, "version": version, "asleep": asleep, "training": training}
+        there["whole_groups"] = whole_groups
         join = Join(role=role, worker=name, holding=list(holding), sessions=sessions, open=list(open), **there)
         self.needs_start = self.ledger.join(join, self.now)
         return self.drain()
 
-    def beat(self, name: str, holding: Iterable[SampleId] = (), version: int = 0) -> list[Action]:
-        self.ledger.heartbeat(name, version, "", [Holding(id=id) for id in holding], {}, self.now)
+    def beat(
+        self, name: str, holding: Iterable[SampleId | Holding] = (), version: int = 0, **report: str
+    ) -> list[Action]:
+        held = [each if isinstance(each, Holding) else Holding(id=each) for each in holding]
+        self.ledger.heartbeat(Heartbeat(worker=name, version=version, holding=held, **report), self.now)
         return self.drain()
 
     def generated(
@@ -119,11 +124,11 @@ class Story:
         return self.drain()
 
     def give_back(self, name: str, *ids: SampleId, retry: bool = True) -> list[Action]:
-        self.ledger.retries.given_back(name, ids, "cannot", self.now, retry=retry)
+        self.ledger.given_back(name, ids, "cannot", self.now, retry=retry)
         return self.drain()
 
-    def loaded(self, name: str, version: int) -> list[Action]:
-        self.ledger.loaded(name, version, self.now)
+    def loaded(self, name: str, version: int, life: str = "") -> list[Action]:
+        self.ledger.loaded(name, version, self.now, life)
         return self.drain()
 
     def trained(self, step: int) -> list[Action]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rhymed.messages import Holding, LengthRow, SampleId, SampleInfo
+from rhymed.core.messages import Heartbeat, Holding, LengthRow, SampleId, SampleInfo
 from rhymed_broker.ledger.actions import Assign, Load, Mark, Release, ScoreSamples
 from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.pipe import POLICIES
+from rhymed_broker.scheduler import POLICIES
 from rhymed_broker.states import Rules
 from tests.broker.ledger.stories import SmallPlan, Story
 
@@ -22,7 +22,7 @@ def early() -> Story:
 
 def holding(story: Story, name: str, tokens: dict[SampleId, int], parked: tuple[SampleId, ...] = ()) -> list:
     held = [Holding(id=id, tokens=count, parked=id in parked) for id, count in tokens.items()]
-    story.ledger.heartbeat(name, 0, "", held, {}, story.now)
+    story.ledger.heartbeat(Heartbeat(worker=name, version=0, holding=held), story.now)
     return story.drain()
 
 
@@ -42,7 +42,7 @@ def test_what_is_written_ahead_needs_no_slot(early: Story) -> None:
     assert early.join("w", "rollout", slots=2) == [Assign("w", [A0, A1])]
     early.join("r", "reward")
     assert early.generated("w", A0) == [Assign("w", [NEXT0]), ScoreSamples("r", [A0])]
-    early.ledger.holdings.parked("w", [NEXT0], early.now)
+    early.ledger.parked("w", [NEXT0], early.now)
     assert early.drain() == [Assign("w", [NEXT1])]
     assert early.state(NEXT0) == "running", "it is not generated before it is verified"
 
@@ -51,7 +51,7 @@ def test_it_counts_when_newer_weights_have_verified_it(early: Story) -> None:
     early.begin(SmallPlan(steps=2))
     early.join("w", "rollout", slots=4)
     early.join("r", "reward")
-    early.ledger.holdings.parked("w", [NEXT0, NEXT1], early.now)
+    early.ledger.parked("w", [NEXT0, NEXT1], early.now)
     early.generated("w", A0, A1)
     early.scored("r", A0, A1)
     assert early.trained(0) == [Mark([A0, A1], "trained"), Load("w", 1)]
@@ -76,7 +76,7 @@ def test_a_worker_parks_no_more_than_it_has_slots(early: Story) -> None:
         early.generated("w", SampleId(0, group, 0), SampleId(0, group, 1))
     worker = early.ledger.workers.by_name["w"]
     for _ in range(4):
-        early.ledger.holdings.parked("w", worker.held.keys() - worker.parked, early.now)
+        early.ledger.parked("w", worker.held.keys() - worker.parked, early.now)
         early.drain()
     assert len(worker.parked) == len(worker.held) == 2
     assert early.ledger.samples.depths()["waiting"] == 6, "there was more to write"
@@ -85,7 +85,7 @@ def test_a_worker_parks_no_more_than_it_has_slots(early: Story) -> None:
 def test_what_a_lost_worker_had_parked_goes_to_others(early: Story) -> None:
     early.begin(SmallPlan(steps=2))
     early.join("w", "rollout", slots=4)
-    early.ledger.holdings.parked("w", [NEXT0], early.now)
+    early.ledger.parked("w", [NEXT0], early.now)
     early.tick(21)
     assert {early.state(id) for id in (A0, A1, NEXT0, NEXT1)} == {"waiting"}
     both = [A0, A1, NEXT0, NEXT1]
@@ -113,7 +113,7 @@ def two_workers(story: Story) -> None:
     story.join("w", "rollout")
     story.join("v", "rollout")
     for past in range(3):
-        story.ledger.dispatch.remember(lengths(a=[(past - 3, 4000)]))
+        story.ledger.remember(lengths(a=[(past - 3, 4000)]))
 
 
 def test_a_straggler_is_split_off_and_goes_on_elsewhere(story: Story) -> None:
@@ -123,7 +123,7 @@ def test_a_straggler_is_split_off_and_goes_on_elsewhere(story: Story) -> None:
     assert isinstance(release, Release)
     (moved,) = release.ids
     assert story.tick(0) == [], "it is asked for once"
-    story.ledger.retries.given_back("w", [moved], "moved", story.now, moved=True)
+    story.ledger.given_back("w", [moved], "moved", story.now, moved=True)
     assert story.drain() == [Assign("v", [moved], (moved,))]
     assert story.ledger.samples.get(moved).failures == 0, "moving is no failure"
 
@@ -141,7 +141,7 @@ def test_a_moved_sample_goes_where_it_was_to_go(story: Story) -> None:
     holding(story, "w", {A0: 100, A1: 50})
     (release,) = story.tick()
     story.join("aa", "rollout", slots=4)
-    story.ledger.retries.given_back("w", release.ids, "moved", story.now, moved=True)
+    story.ledger.given_back("w", release.ids, "moved", story.now, moved=True)
     (assign,) = story.drain()
     assert assign.worker == "v"
 
@@ -150,7 +150,7 @@ def test_a_worker_that_could_not_be_asked_keeps_it_and_is_asked_again(story: Sto
     two_workers(story)
     holding(story, "w", {A0: 100, A1: 50})
     (release,) = story.tick()
-    story.ledger.dispatch.stay(release.ids)
+    story.ledger.stays(release.ids)
     assert story.tick(0) == [release]
 
 
@@ -171,16 +171,16 @@ def test_what_is_parked_is_not_moved(early: Story) -> None:
     early.join("w", "rollout", slots=8)
     early.join("v", "rollout", slots=8)
     for past in range(3):
-        early.ledger.dispatch.remember(lengths(a=[(past - 3, 4000)]))
+        early.ledger.remember(lengths(a=[(past - 3, 4000)]))
     early.generated("w", A0, A1)
-    early.ledger.holdings.parked("w", [NEXT0, NEXT1], early.now)
+    early.ledger.parked("w", [NEXT0, NEXT1], early.now)
     assert early.tick() == []
 
 
 def test_reports_of_strangers_and_of_nothing_do_no_harm(story: Story) -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
-    story.ledger.holdings.parked("nobody", [A0], story.now)
+    story.ledger.parked("nobody", [A0], story.now)
     nothing = SampleInfo(id=A0, prompt_length=1, length=0, finish_reason="stop", versions=[])
     story.ledger.generated("w", [nothing], story.now)
     story.drain()
@@ -193,7 +193,7 @@ def test_what_is_given_back_has_a_place_where_prompts_are_dealt(policy: str) -> 
     story = Story(Ledger(Rules(max_staleness=1), POLICIES[policy]))
     story.begin(SmallPlan(steps=3, groups=2))
     story.join("w", "rollout", slots=3)
-    story.ledger.dispatch.remember(lengths(a=[(-1, 9)], b=[(-1, 90)]))
+    story.ledger.remember(lengths(a=[(-1, 9)], b=[(-1, 90)]))
     held = list(story.ledger.workers.by_name["w"].held)
     story.give_back("w", held[0])
     story.tick()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rhymed.messages import EVAL, JournalEntry, SampleId
+from rhymed.core.messages import EVAL, JournalEntry, SampleId
 from rhymed_broker.ledger.actions import Action, Assign, Load, Mark, ScoreSamples, Sleep, Train
+from rhymed_broker.ledger.engine import PATIENCE_S
 from rhymed_broker.ledger.evaluation import Evaluation
-from rhymed_broker.ledger.handover import LOAD_PATIENCE_S
 from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.ledger.refill.signal import SignalRule
+from rhymed_broker.ledger.refill import SignalRule
 from rhymed_broker.states import Rules
 from tests.broker.ledger.stories import SmallPlan, Story
 
@@ -27,7 +27,7 @@ def trains(actions: list[Action]) -> list[int]:
 
 
 def asleep(story: Story, name: str) -> list[Action]:
-    story.ledger.handover.asleep(name, story.now)
+    story.ledger.slept(name)
     return story.drain()
 
 
@@ -54,6 +54,15 @@ def test_the_trainer_gets_a_step_when_all_engines_sleep_and_they_wake_with_its_w
     assert story.trained(0) == [Mark([A0, A1], "trained"), Load("w", 1), Load("v", 1)]
     assert story.loaded("w", 1) == [Assign("w", [NEXT0, NEXT1])]
     assert story.loaded("v", 1) == []
+
+
+def test_who_was_not_told_to_sleep_may_be_given_samples(story: Story) -> None:
+    begin(story, "w", "v")
+    assert complete(story, "w", A0, A1) == [Sleep("w"), Sleep("v")]
+    assert "w" not in story.ledger.workers.free["rollout"]
+    story.ledger.undelivered("w")
+    assert "w" in story.ledger.workers.free["rollout"]
+    assert story.tick() == [Sleep("w")], "the trainer still waits for it"
 
 
 def test_without_colocation_nobody_sleeps() -> None:
@@ -118,10 +127,10 @@ def test_a_trainer_that_rolls_back_lets_the_engines_wake(story: Story) -> None:
 def test_an_order_to_sleep_that_is_not_followed_is_repeated(story: Story) -> None:
     begin(story, "w")
     assert complete(story, "w", A0, A1) == [Sleep("w")]
-    story.ledger.handover.sleep_failed("w")
+    story.ledger.undelivered("w")
     assert story.tick() == [Sleep("w")]
     assert story.tick() == []
-    assert story.tick(LOAD_PATIENCE_S) == [Sleep("w")]
+    assert story.tick(PATIENCE_S) == [Sleep("w")]
     assert trains(asleep(story, "w")) == [0]
 
 
@@ -129,7 +138,7 @@ def test_a_refused_step_is_handed_over_again_without_waking_anybody(story: Story
     begin(story, "w")
     complete(story, "w", A0, A1)
     asleep(story, "w")
-    story.ledger.handover.failed(story.now, "no room")
+    story.ledger.refused(story.now, "no room")
     assert story.drain() == []
     assert trains(story.tick()) == [0]
 

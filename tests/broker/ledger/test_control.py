@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rhymed import messages
-from rhymed.bench.actors import Reward, Rollout, Trainer
-from rhymed.errors import SteeringError
-from rhymed.launch import session
-from rhymed.launch.screen import Screen
-from rhymed.launch.supervisor import Supervisor
-from rhymed.messages import EVAL, SampleId
-from rhymed.wire.sockets import Client
-from rhymed_broker import pipe
+from benchmarks.actors import Reward, Rollout, Trainer
+from rhymed.core import messages
+from rhymed.core.errors import SteeringError
+from rhymed.core.messages import EVAL, Heartbeat, SampleId
+from rhymed.core.wire.sockets import Client
+from rhymed.start.launch import session
+from rhymed.start.launch.screen import Screen
+from rhymed.start.launch.supervisor import Supervisor
+from rhymed_broker import scheduler
 from rhymed_broker.ledger.actions import Assign, Load, Release, ScoreSamples, Train
 from rhymed_broker.ledger.evaluation import Evaluation
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.states import Rules
-from rhymed_broker.status.diagnostics import diagnostics
+from rhymed_broker.status.snapshot import diagnostics
 from tests.broker.cluster import Cluster, until
 from tests.broker.ledger.stories import SmallPlan, Story
 
@@ -42,7 +42,7 @@ def drain(story: Story, name: str, drained: bool = True) -> list:
 
 
 def hand_over(story: Story, name: str, *ids: SampleId) -> list:
-    story.ledger.retries.given_back(name, ids, "moved", story.now, moved=True)
+    story.ledger.given_back(name, ids, "moved", story.now, moved=True)
     return story.drain()
 
 
@@ -138,7 +138,7 @@ def test_what_is_not_handed_over_is_asked_for_again(story: Story) -> None:
         story.beat("w", [A0, A1])
         actions = story.tick(10)
     assert actions == [Release("w", [A0, A1])]
-    story.ledger.dispatch.stay([A1])  # it could not be delivered
+    story.ledger.stays([A1])  # it could not be delivered
     story.beat("w", [A0, A1])
     assert story.tick(1) == [Release("w", [A1])]
 
@@ -148,7 +148,7 @@ def test_parked_samples_are_handed_over_too() -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
     ahead = [SampleId(1, "a", 0), SampleId(1, "a", 1)]
-    story.ledger.holdings.parked("w", ahead, story.now)
+    story.ledger.parked("w", ahead, story.now)
     assert drain(story, "w") == [Release("w", [A0, A1, *ahead])]
 
 
@@ -174,7 +174,7 @@ def test_one_that_is_away_can_be_given_work_again(story: Story) -> None:
 def test_a_policy_that_deals_deals_around_a_drained_worker() -> None:
     """What was dealt to it has to be done by somebody."""
     for name in ("fifo", "rhyme"):
-        story = Story(Ledger(policy=pipe.POLICIES[name]))
+        story = Story(Ledger(policy=scheduler.POLICIES[name]))
         story.join("w", "rollout", slots=2)
         story.join("v", "rollout", slots=8)
         drain(story, "w")
@@ -270,7 +270,7 @@ async def test_while_a_run_is_paused_no_death_is_held_against_a_process(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`rhymed run` gives a process up that dies again and again while the run does not move; a paused one cannot."""
-    monkeypatch.setattr("rhymed.run.client.POLL_S", 0.02)
+    monkeypatch.setattr("rhymed.core.run.client.POLL_S", 0.02)
     supervisor, stop = Counting(), asyncio.Event()
     screen = Screen(cluster.config, cluster.where, plain=True, console=Console(file=io.StringIO()))
     watching = asyncio.create_task(session._watch(cluster.where, supervisor, screen, stop, evaluates_only=False))
@@ -332,11 +332,13 @@ async def test_a_brief_answer_names_one_workers_samples_only(cluster: Cluster) -
 def test_of_very_many_groups_some_are_told_and_those_in_work_first() -> None:
     from rhymed_broker.status.snapshot import GROUPS, RunInfo, queues
 
-    story = Story(Ledger(policy=pipe.POLICIES["fifo"]))
+    story = Story(Ledger(policy=scheduler.POLICIES["fifo"]))
     story.begin(SmallPlan(groups=500))
     story.join("w", "rollout", slots=6)
     held = list(story.ledger.workers.by_name["w"].held)
-    story.ledger.heartbeat("w", 0, "", [messages.Holding(id=held[4], tokens=50)], {}, story.now)
+    story.ledger.heartbeat(
+        Heartbeat(worker="w", version=0, holding=[messages.Holding(id=held[4], tokens=50)]), story.now
+    )
     snapshot = queues(story.ledger, story.now, RunInfo("run", steps=1), only="")
     (step, *_) = snapshot.open_steps
     assert (step.groups, len(step.rows)) == (500, GROUPS)

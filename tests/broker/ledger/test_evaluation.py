@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymed.messages import EVAL, JournalEntry, SampleId, Score
+from rhymed.core.messages import EVAL, JournalEntry, SampleId, Score
 from rhymed_broker.ledger.actions import Assign, Evaluated, FinishRun, Load, Mark, ScoreSamples
 from rhymed_broker.ledger.evaluation import Evaluation, pass_at
 from rhymed_broker.states import Sample
@@ -62,6 +62,7 @@ def test_the_first_scorer_decides_where_there_are_several() -> None:
     evaluation = Evaluation({}, steps=1, scorer="math")
     assert evaluation.points(Score(id=X0, reward=0.7, parts={"math": 1.0, "length": -0.3})) == 1.0
     assert evaluation.points(Score(id=X0, reward=0.7)) == 0.7
+    assert evaluation.points(Score(id=X0, reward=0.0, error="no", parts={"math": 1.0})) == 0.0, "on_error = zero"
 
 
 def test_due_at_the_start_every_so_often_and_at_the_end() -> None:

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rhymed.messages import Drawn, Join, JournalEntry, SampleId, SampleInfo, Score
+from rhymed.core.messages import Drawn, Join, JournalEntry, SampleId, SampleInfo, Score
 from rhymed_broker.ledger.actions import Action, Assign, Begin, Cancel, Load, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.ledger.refill.signal import SignalRule
+from rhymed_broker.ledger.refill import SignalRule
 from rhymed_broker.states import Rules
 from tests.broker.ledger.stories import SmallPlan, Story, check, info
 
@@ -25,6 +25,7 @@ class Cluster(RuleBasedStateMachine):
     staleness = 0
     prompts = 2  # in the dataset
     signal: SignalRule | None = None
+    whole = False  # reward workers score whole groups
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,6 +67,7 @@ class Cluster(RuleBasedStateMachine):
                     for id in ids:
                         assert id in self.stored
                         self.work[name][id] = 0
+                    self._are_whole(ids)
                 case Cancel(name, ids):
                     for id in ids:
                         self.work.get(name, {}).pop(id, None)
@@ -102,6 +104,20 @@ class Cluster(RuleBasedStateMachine):
                 case _:
                     pass
 
+    def _are_whole(self, ids: list[SampleId]) -> None:
+        """All samples of these groups but those that are settled."""
+        for step, prompt in {(id.step, id.prompt) for id in ids} if self.whole else ():
+            group = self.story.ledger.samples.open_steps[step].group(prompt)
+            mine = [one.id for one in group if one.state == "scoring"]
+            assert mine == sorted(id for id in ids if (id.step, id.prompt) == (step, prompt))
+            assert {one.state for one in group} <= {"scoring", "scored", "dropped"}
+            assert not any(one.state == "scored" for one in group), "a group is scored at once"
+
+    def _together(self, name: str, ids: list[SampleId]) -> list[SampleId]:
+        """What its worker reports or gives back with these."""
+        groups = {(id.step, id.prompt) for id in ids} if self.whole and name[0] == "r" else set()
+        return sorted({*ids, *(id for id in self.work[name] if (id.step, id.prompt) in groups)}) if groups else ids
+
     def _has_signal(self, ids: list[SampleId]) -> None:
         """All groups of the step, unless its refills are spent."""
         if self.signal is None or not ids:
@@ -130,7 +146,11 @@ class Cluster(RuleBasedStateMachine):
         role = "rollout" if name[0] == "w" else "reward"
         self.work.setdefault(name, {})
         version = self.versions.setdefault(name, -1)
-        self._perform(self.story.join(name, role, slots=3, version=version, holding=list(self.work[name])))
+        self._perform(
+            self.story.join(
+                name, role, slots=3, version=version, holding=list(self.work[name]), whole_groups=self.whole
+            )
+        )
 
     def _join_trainer(self) -> None:
         self.task, self.begun = None, set()
@@ -160,7 +180,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(name=names, count=st.integers(1, 3), again=st.booleans())
     def report(self, name: str, count: int, again: bool) -> None:
         work = self.work.get(name, {})
-        ids = sorted(work)[:count]
+        ids = self._together(name, sorted(work)[:count])
         for _ in range(1 + again):
             if name[0] == "w":
                 infos = [self.stored.setdefault(id, info(id, work[id])) for id in ids]
@@ -174,9 +194,10 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(name=names, retry=st.booleans())
     def refuse(self, name: str, retry: bool) -> None:
-        for id in sorted(self.work.get(name, {}))[:1]:
-            del self.work[name][id]
-            self._perform(self.story.give_back(name, id, retry=retry))
+        if ids := self._together(name, sorted(self.work.get(name, {}))[:1]):
+            for id in ids:
+                del self.work[name][id]
+            self._perform(self.story.give_back(name, *ids, retry=retry))
 
     @rule(name=names)
     def load(self, name: str) -> None:
@@ -259,10 +280,15 @@ class Refilled(Pipelined):
     signal = SignalRule(most=3)
 
 
+class Grouped(Refilled):
+    whole = True
+
+
 TestAtStaleness0 = Cluster.TestCase
 TestAtStaleness1 = Pipelined.TestCase
 TestWithRefills = Refilled.TestCase
-for case in (TestAtStaleness0, TestAtStaleness1, TestWithRefills):
+TestWithWholeGroups = Grouped.TestCase
+for case in (TestAtStaleness0, TestAtStaleness1, TestWithRefills, TestWithWholeGroups):
     case.settings = settings(
         max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from rhymed.errors import InvalidTransition
-from rhymed.messages import Drafting, Holding, Join, JournalEntry, SampleId, Score
+import rhymed_broker
+from rhymed.core.errors import InvalidTransition
+from rhymed.core.messages import Drafting, Heartbeat, Holding, Join, JournalEntry, SampleId, Score
 from rhymed_broker.ledger.actions import Assign, Cancel, FinishRun, Load, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.pipe import POLICIES
+from rhymed_broker.scheduler import POLICIES
+from rhymed_broker.states import Rules
 from scripts.docs.ledger import page
 from tests.broker.ledger.stories import SmallPlan, Story
 
@@ -44,6 +47,51 @@ def test_one_step_from_waiting_to_trained(story: Story) -> None:
     story.scored("r", NEXT0, NEXT1)
     assert story.trained(1) == [Mark([NEXT0, NEXT1], "trained"), Load("w", 2), FinishRun("all 2 steps are trained")]
     assert story.ledger.samples.depths()["trained"] == 4
+
+
+def test_a_worker_that_scores_whole_groups_gets_a_group_when_its_last_sample_is_written(story: Story) -> None:
+    story.begin(SmallPlan(groups=2))
+    story.join("w", "rollout")
+    story.join("r", "reward", slots=1, whole_groups=True)
+    assert story.generated("w", A1, B0) == []
+    assert story.generated("w", A0) == [ScoreSamples("r", [A1, A0])], "more than its slots"
+    assert story.generated("w", B1) == []
+    assert story.scored("r", A0, A1) == [ScoreSamples("r", [B0, B1])]
+    assert story.ledger.leave("r", story.now) is None
+    assert story.join("s", "reward", whole_groups=True) == [ScoreSamples("s", [B0, B1])]
+    assert trains(story.scored("s", B0, B1)) == [(0, [A0, A1, B0, B1])]
+
+
+def test_a_sample_stays_with_a_reward_worker_until_every_call_for_it_has_ended() -> None:
+    story = Story(Ledger(Rules(stuck_after_s=50, scoring_s=120, lost_after_s=10_000)))
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    assert story.generated("w", A0) == [ScoreSamples("r", [A0])]
+    assert Cancel("w", [A1]) in story.tick(51), "it wrote nothing"
+    story.tick(60)
+    assert story.state(A0) == "scoring"
+    assert ScoreSamples("r", [A0]) in story.tick(10)
+
+
+def test_of_a_group_with_a_dropped_sample_the_others_are_scored_together(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward", whole_groups=True)
+    assert story.generated("w", A0) == []
+    assert ScoreSamples("r", [A0]) in story.give_back("w", A1, retry=False)
+
+
+def test_a_sample_that_the_store_lacks_brings_its_group_back(story: Story) -> None:
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward", whole_groups=True)
+    story.generated("w", A0, A1)
+    assert story.give_back("r", A0) == []
+    story.ledger.scored("r", [Score(id=A1, unstored=True)], story.now)
+    assert story.drain() == [], "w rests, as it reported a sample that is not there"
+    assert story.tick(5) == [Assign("w", [A1], (A1,))]
+    assert story.generated("w", A1) == [ScoreSamples("r", [A0, A1])]
 
 
 def test_at_staleness_0_a_worker_waits_for_the_weights(story: Story) -> None:
@@ -162,8 +210,8 @@ def test_what_the_store_lacks_is_generated_again_and_its_worker_rests(story: Sto
         assert story.state(A0) == story.state(A1) == "waiting"
         assert story.ledger.samples.get(A0).length == 0
         liar = story.ledger.workers.by_name["liar"]
-        assert liar.rests_until - story.now == 2.0 ** (times - 1), "two samples of one rest count once"
-        assert "the store lacks" in liar.rests_why
+        assert liar.rest.until - story.now == 2.0 ** (times - 1), "two samples of one rest count once"
+        assert "the store lacks" in liar.rest.why
         for name in ("liar", "r", "trainer"):
             story.beat(name)
         assert story.tick(2.0 ** (times - 1)) == [Assign("liar", [A0, A1], begun=(A0, A1))]
@@ -237,7 +285,7 @@ def test_retries_are_bounded(story: Story) -> None:
 def die(story: Story, first: int, second: int) -> list:
     """The worker tells how many tokens its two samples have, dies, and starts again with nothing in hand."""
     holding = [Holding(id=A0, tokens=first), Holding(id=A1, tokens=second)]
-    story.ledger.heartbeat("w", 0, "", holding, {}, story.now)
+    story.ledger.heartbeat(Heartbeat(worker="w", version=0, holding=holding), story.now)
     return story.join("w", "rollout")
 
 
@@ -263,7 +311,7 @@ def crash(story: Story, name: str, **tokens: int) -> list:
     """The worker tells how far it is with what it holds, dies, and starts again; its rest is over at once."""
     held = story.ledger.workers.by_name[name].held
     holding = [Holding(id=id, tokens=tokens.get(f"{id.prompt}{id.index}", 0)) for id in held]
-    story.ledger.heartbeat(name, 0, "", holding, {}, story.now)
+    story.ledger.heartbeat(Heartbeat(worker=name, version=0, holding=holding), story.now)
     actions = story.join(name, "rollout")
     story.now += 1000
     for other in story.ledger.workers.by_name:
@@ -295,7 +343,7 @@ def test_a_suspect_that_comes_further_is_none_any_more(story: Story) -> None:
         crash(story, "w")
     (held,) = story.ledger.workers.by_name["w"].held
     assert len(story.ledger.samples.suspects) == 4
-    story.ledger.heartbeat("w", 0, "", [Holding(id=held, tokens=1)], {}, story.now)
+    story.ledger.heartbeat(Heartbeat(worker="w", version=0, holding=[Holding(id=held, tokens=1)]), story.now)
     assert len(story.ledger.samples.suspects) == 3
     story.drain()
     story.tick(0)
@@ -328,16 +376,78 @@ def test_weights_of_a_lost_future_do_not_count(story: Story) -> None:
     assert versions == {"trainer": 5, "same": 5, "old": -1, "new": 6}
 
 
+class Lives:
+    """A trainer whose second life begins at an earlier version than its first one reached."""
+
+    def __init__(self, story: Story, workers: dict[str, int]) -> None:
+        self.story = story
+        self.join("trainer", "trainer", 2, "first")
+        story.ledger.start(SmallPlan(steps=8), 2, (), story.now)
+        for name, version in workers.items():
+            self.join(name, "rollout", version, "first")
+        self.join("r", "reward", 0, "")
+        story.drain()
+
+    def join(self, name: str, role: str, version: int, life: str) -> None:
+        there = {"host": "h", "pid": 1, "slots": 8, "version": version, "life": life}
+        self.story.ledger.join(Join(role=role, worker=name, **there), self.story.now)
+
+    def rollback(self) -> list:
+        self.join("trainer", "trainer", 1, "second")
+        self.story.ledger.pause()
+        self.story.ledger.start(SmallPlan(steps=8), 1, (), self.story.now)
+        return self.story.drain()
+
+    def version(self, name: str) -> int:
+        return self.story.ledger.workers.by_name[name].version
+
+
+def test_who_loads_from_a_lost_trainer_is_ordered_again_at_once(story: Story) -> None:
+    lives = Lives(story, {"w": 1})
+    assert Load("w", 1) in lives.rollback(), "not when it gives up the address of the first life"
+    assert story.loaded("w", 1) == [Assign("w", [NEXT0, NEXT1])]
+    story.generated("w", NEXT0, NEXT1, version=1)
+    story.scored("r", NEXT0, NEXT1)
+    assert Load("w", 2) in story.trained(1)
+
+
+def test_what_a_lost_trainer_published_later_is_not_the_version_of_that_number(story: Story) -> None:
+    lives = Lives(story, {"w": 1, "x": 1})
+    lives.rollback()
+    assert not [action for action in story.loaded("w", 2, "first") if isinstance(action, Assign)]
+    assert lives.version("w") == -1
+    assert story.loaded("x", 1, "second") == [Assign("x", [NEXT0, NEXT1])]
+    story.generated("x", NEXT0, NEXT1, version=1)
+    story.scored("r", NEXT0, NEXT1)
+    assert Load("w", 2) in story.trained(1), "the second life has reached that number"
+    story.loaded("w", 2, "first")
+    assert lives.version("w") == -1
+    story.loaded("w", 2, "second")
+    assert lives.version("w") == 2
+
+
+def test_a_heartbeat_does_not_bring_back_weights_of_a_lost_trainer(story: Story) -> None:
+    lives = Lives(story, {"w": 2})
+    assert Load("w", 1) in lives.rollback()
+    story.ledger.undelivered("w")
+    story.beat("w", version=2, life="first")
+    assert lives.version("w") == -1
+    story.join("x", "rollout", version=1)
+    story.generated("x", NEXT0, NEXT1, version=1)
+    story.scored("r", NEXT0, NEXT1)
+    assert not [one for one in story.trained(1) if isinstance(one, Assign) and one.worker == "w"]
+
+
 def test_a_step_that_the_trainer_refuses_again_and_again_is_counted(story: Story) -> None:
     story.begin(SmallPlan())
     assert story.ledger.handover.refused_s(story.now) == 0
     for seconds in (0, 1, 30):
         story.now += seconds
-        story.ledger.handover.failed(story.now, "no log-probs")
+        story.ledger.refused(story.now, "no log-probs")
     assert story.ledger.handover.refused_s(story.now) == 31
     assert story.ledger.handover.refused_s(story.now + 401) == 0
     story.now += 410
-    story.ledger.handover.failed(story.now, "another")
+    story.ledger.refused(story.now, "another")
     assert story.ledger.handover.refused_s(story.now) == 0
     assert story.ledger.handover.refusal.why == "another"
 
@@ -351,12 +461,14 @@ def test_what_does_not_advance_is_taken_from_its_worker_and_dropped_in_the_end(s
             story.now += seconds
             tokens = int(story.now)  # A1 goes on all the time
             holding = [Holding(id=A0, tokens=3), Holding(id=A1, tokens=tokens)]
-            story.ledger.heartbeat("w", 0, "", holding, {}, story.now)
+            story.ledger.heartbeat(Heartbeat(worker="w", version=0, holding=holding), story.now)
             story.beat("trainer")
             actions = story.tick(0)
         return actions
 
-    story.ledger.heartbeat("w", 0, "", [Holding(id=A0, tokens=3), Holding(id=A1, tokens=3)], {}, story.now)
+    story.ledger.heartbeat(
+        Heartbeat(worker="w", version=0, holding=[Holding(id=A0, tokens=3), Holding(id=A1, tokens=3)]), story.now
+    )
     assert long_after() == [Cancel("w", [A0]), Assign("w", [A0], begun=(A0,))]
     assert long_after() == [Cancel("w", [A0]), Assign("w", [A0], begun=(A0,))]
     (cancel, mark) = long_after()
@@ -556,7 +668,7 @@ def test_a_trainer_that_refuses_is_asked_again_at_the_tick(story: Story) -> None
     story.join("w", "rollout")
     story.join("r", "reward")
     run_step(story, 0)
-    story.ledger.handover.failed(story.now)
+    story.ledger.refused(story.now)
     assert story.drain() == []
     assert trains(story.tick()) == [(0, [A0, A1])]
 
@@ -564,7 +676,7 @@ def test_a_trainer_that_refuses_is_asked_again_at_the_tick(story: Story) -> None
 def test_a_load_that_failed_is_told_again(story: Story) -> None:
     story.begin(SmallPlan())
     assert story.join("w", "rollout", version=-1) == [Load("w", 0)]
-    story.ledger.handover.load_failed("w")
+    story.ledger.undelivered("w")
     assert story.tick() == [Load("w", 0)]
     assert story.tick() == []
 
@@ -581,3 +693,12 @@ def test_an_impossible_move_tells_the_story(story: Story) -> None:
 def test_the_document_is_generated_from_the_table() -> None:
     document = Path(__file__).parents[3] / "docs" / "ledger.md"
     assert document.read_text() == page(), "make docs"
+
+
+def test_the_shell_changes_the_ledger_by_its_own_methods_alone() -> None:
+    package = Path(rhymed_broker.__file__).parent
+    parts = "|".join(name for name, part in vars(Ledger()).items() if "broker.ledger" in type(part).__module__)
+    called = re.compile(rf"ledger\.(?:{parts})\.(\w+)(?:\.slices)?\(")
+    files = [package / "service.py", *(package / "shell").glob("*.py")]
+    found = {name for file in files for name in called.findall(file.read_text())}
+    assert found <= {"evaluations", "get", "refused_s", "rests_s"}, "these only read"

@@ -1,6 +1,6 @@
 import pytest
 
-from rhymed.messages import Drafting, SampleId, Score
+from rhymed.core.messages import Drafting, SampleId, Score
 from rhymed_broker.ledger.meter import StepMeter, rollout_side
 from rhymed_broker.states import Sample
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rhymed.messages import JournalEntry, SampleId, Score
+from rhymed.core.messages import JournalEntry, SampleId, Score
 from rhymed_broker.ledger.actions import Action, Begin, Train
 from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.ledger.refill.signal import SignalRule
+from rhymed_broker.ledger.refill import SignalRule
 from rhymed_broker.states import Rules
 from tests.broker.ledger.stories import SmallPlan, Story
 
@@ -74,7 +74,7 @@ def test_another_trainer_receives_all_complete_groups_again(story: Story) -> Non
 def test_a_trainer_that_refused_the_step_receives_it_whole_again(story: Story) -> None:
     complete(story, *A, *B)
     assert trains(complete(story, *C), 0, [*A, *B, *C])
-    story.ledger.handover.failed(story.now, "cannot read it")
+    story.ledger.refused(story.now, "cannot read it")
     assert orders(story.drain()) == []
     assert trains(orders(story.tick()), 0, [*A, *B, *C])
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymed.config import Config
-from rhymed.messages import EVAL, NO_SIGNAL, NOT_PLANNED, JournalEntry, SampleId, Score
+from rhymed.core.config import Config
+from rhymed.core.messages import EVAL, NO_SIGNAL, NOT_PLANNED, JournalEntry, SampleId, Score
 from rhymed_broker.ledger.actions import Assign, Evaluated, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.evaluation import Evaluation
 from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.ledger.refill.signal import SignalRule
+from rhymed_broker.ledger.refill import SignalRule
 from rhymed_broker.plan import Plan
 from rhymed_broker.states import Rules
-from rhymed_broker.status.diagnostics import diagnostics
+from rhymed_broker.status.snapshot import diagnostics
 from tests.broker.ledger.refills import Play, flat_share, ids
 from tests.broker.ledger.stories import SmallPlan, Story
 
@@ -158,6 +158,11 @@ def test_the_metric_may_be_a_scorers_points() -> None:
     assert story.drain()[0] == Assign("w", group(0, "c"), ())
 
 
+def test_an_error_that_counts_as_0_is_0_for_each_scorer() -> None:
+    failed = Score(id=SampleId(0, "a", 0), reward=0.0, error="no", parts={"math": 1.0})
+    assert SignalRule(most=9, metric="math").points(failed) == 0.0
+
+
 def test_the_settings_say_what_is_replaced() -> None:
     rollout = {"prompts_per_step": 6, "group_size": 4}
     several = {"scorers": [{"scorer": "math"}, {"scorer": "format", "weight": 0.1}]}
@@ -211,7 +216,7 @@ def test_a_step_that_the_trainer_refuses_is_not_refilled_again() -> None:
     story = begin(SignalRule(most=1), SmallPlan(steps=1, groups=1, prompts=4))
     finish(story, 0, a=(1.0, 1.0))
     (train,) = finish(story, 0, b=(1.0, 1.0))
-    story.ledger.handover.failed(story.now, "no")
+    story.ledger.refused(story.now, "no")
     assert story.tick() == [Train("trainer", 0, train.ids, train.metrics)]
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from rhymed.messages import Call, Drafting, Holding, JournalEntry, SampleId
+from rhymed.core.messages import Call, Drafting, Heartbeat, Holding, JournalEntry, SampleId
 from rhymed_broker.ledger.actions import Act, Action, Assign, Close, Load, Mark, ScoreSamples, Train
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.meter import rollout_side
@@ -22,11 +22,11 @@ DRAFTING = Drafting(forwards=2, drafted=3, accepted=1, timed_s=1.0, plain_s=2.0,
 
 class Turns(Story):
     def answered(self, name: str, *ids: SampleId) -> list[Action]:
-        self.ledger.holdings.answered(name, ids, self.now)
+        self.ledger.answered(name, ids, self.now)
         return self.drain()
 
     def turned(self, name: str, *ids: SampleId, drafting: Drafting | None = None) -> list[Action]:
-        self.ledger.holdings.turned(name, [info(id, drafting=drafting) for id in ids], self.now)
+        self.ledger.turned(name, [info(id, drafting=drafting) for id in ids], self.now)
         return self.drain()
 
 
@@ -83,9 +83,6 @@ def test_the_calls_of_a_step_are_its_metrics(story: Turns) -> None:
         "timing_s/call": 0.5, "timing_s/call_max": 0.75,
         "tools/add/calls": 2.0, "tools/add/error_rate": 0.5, "timing_s/call/add": 0.5,
     }  # fmt: skip
-    sample = story.ledger.samples.get(A0)
-    assert sample is not None
-    assert sample.calls == ()
     story.turned("w", A0, A1)
     many = [[Call(name=f"tool-{number}", seconds=1.0) for number in range(100)]]
     holdings.called("environment-0", [A0], many)
@@ -111,6 +108,21 @@ def test_a_sample_waits_for_the_worker_that_has_its_environment(story: Turns) ->
     assert story.turned("w", A0, A1) == [Act("environment-0", [A0, A1])]
     story.ledger.leave("environment-0", story.now)
     assert story.drain() == [Act("environment-1", [A0, A1])], "its environment is gone: another one rebuilds it"
+
+
+def test_what_waited_for_a_worker_that_is_gone_is_not_kept_under_its_name(story: Turns) -> None:
+    """Else every worker that leaves with samples waiting would keep them until the next rollback."""
+    story.begin(SmallPlan())
+    story.join("environment-0", "environment", slots=1)
+    story.join("w", "rollout")
+    story.join("environment-1", "environment", slots=1)
+    story.answered("environment-0", A0)
+    story.answered("environment-1", A1)
+    story.ledger.drain_worker("environment-0", True, story.now)
+    story.turned("w", A0)
+    story.ledger.leave("environment-0", story.now)
+    story.drain()
+    assert story.ledger.acting._back.keys() <= {"environment-1"}
 
 
 def test_a_turn_is_best_written_where_the_last_one_was(story: Turns) -> None:
@@ -423,17 +435,19 @@ def test_the_forecast_has_the_turns_and_tokens_of_the_policy() -> None:
     story.join("environment-0", "environment")
     story.join("w", "rollout")
     story.answered("environment-0", A0)
-    story.ledger.heartbeat("w", 0, "", [Holding(id=A0, tokens=7)], {}, story.now)
+    story.ledger.heartbeat(Heartbeat(worker="w", version=0, holding=[Holding(id=A0, tokens=7)]), story.now)
     sample = story.ledger.samples.get(A0)
     assert sample is not None
     assert (sample.written, sample.turns) == (7, ())
-    story.ledger.holdings.turned("w", [info(A0, length=10)], story.now)
+    story.ledger.turned("w", [info(A0, length=10)], story.now)
     story.drain()
     story.answered("environment-0", A0)
     assert (sample.written, sample.turns) == (10, (10,))
-    story.ledger.heartbeat("w", 0, "", [Holding(id=A0, tokens=19, before=15)], {}, story.now)
+    story.ledger.heartbeat(
+        Heartbeat(worker="w", version=0, holding=[Holding(id=A0, tokens=19, before=15)]), story.now
+    )
     assert sample.written == 14, "the environment wrote 5"
-    story.ledger.holdings.turned("w", [info(A0, length=10)], story.now)
+    story.ledger.turned("w", [info(A0, length=10)], story.now)
     story.drain()
     noted = story.ledger.dispatch.forecast = Noted()  # type: ignore[assignment]
     story.ledger.generated("environment-0", [msgspec.structs.replace(info(A0, length=25), turns=[10, 5, 10])], 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rhymed import messages
+from rhymed.core import messages
 from rhymed_broker.ledger import workers as module
 from rhymed_broker.ledger.workers import Worker, Workers
 
@@ -35,7 +35,7 @@ def test_a_worker_that_does_wrong_repeatedly_rests_longer_and_is_remembered(monk
     for number in range(4):
         worker = joined(workers, "rollout-0")
         workers.distrust(worker, 0.0)
-        rests.append(worker.rests_until)
+        rests.append(worker.rest.until)
         workers.remove(worker, 0.0)
         workers.distrust(joined(workers, f"rollout-other-{number}"), 0.0)
     assert rests == [1.0, 2.0, 4.0, 8.0]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rhymed.bench.actors import Rollout, Trainer
-from rhymed.config import Config, Reward
-from rhymed.errors import RewardError
-from rhymed.messages import SampleId, Score, Scored
-from rhymed_broker.shell.reports import Reports
+from benchmarks.actors import Rollout, Trainer
+from rhymed.core.config import Config, Reward
+from rhymed.core.errors import RewardError
+from rhymed.core.messages import GiveBack, SampleId, Score, Scored
+from rhymed_broker.service import Reports
 from rhymed_store.client import NewSample
 from rhymed_workers.reward.worker import RewardWorker
 from tests.broker.cluster import Cluster, changed
@@ -74,3 +74,16 @@ def test_an_error_of_a_sample_that_its_sender_does_not_hold_stops_no_run(story: 
     reports.take(Scored(worker="other", scores=scores))
     with pytest.raises(RewardError, match="could not be scored: no"):
         reports.take(Scored(worker="r", scores=scores))
+
+
+@pytest.mark.parametrize("blamed", [False, True])
+def test_a_sample_that_comes_back_because_of_another_one_has_not_failed(story: Story, blamed: bool) -> None:
+    reports, sample = Reports(story.ledger, Reward()), SampleId(0, "a", 0)
+    story.begin(SmallPlan())
+    story.join("w", "rollout")
+    story.join("r", "reward")
+    story.generated("w", sample)
+    for _ in range(4):  # more than it may fail
+        reports.take(GiveBack(worker="r", samples=[sample], reason="the store lacks another", blamed=blamed))
+        story.tick()
+    assert story.state(sample) == ("dropped" if blamed else "scoring")

@@ -8,17 +8,22 @@ import json
 import os
 import re
 import signal
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rhymed import messages
-from rhymed.bench.actors import Reward, Rollout, Trainer
-from rhymed.config import Config
-from rhymed.errors import HOPELESS, CheckpointLost, FilesLost, PeerGone, RhymedError, StepRefused, TrainerError
-from rhymed.run.layout import layout_of
-from rhymed.wire.sockets import Client
-from rhymed_broker.shell import delivery, shutdown
+from benchmarks.actors import Reward, Rollout, Trainer
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.errors import HOPELESS, CheckpointLost, FilesLost, PeerGone, RhymedError, StepRefused, TrainerError
+from rhymed.core.run.layout import layout_of
+from rhymed.core.run.metrics import MetricsLog
+from rhymed.core.wire.sockets import Client
+from rhymed_broker import service
+from rhymed_broker.shell import delivery
+from rhymed_broker.status.timeline import MetricsWriter
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
 from tests.broker.cluster import Cluster, broker_process, until
@@ -85,7 +90,7 @@ async def lose_the_trainer_at_the_end(config: Config, lost: asyncio.Event) -> No
 async def test_a_trainer_that_is_here_has_all_the_time_for_the_last_checkpoint_and_one_that_is_lost_has_not(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "ABSENT_S", 0.2)
+    monkeypatch.setattr(service, "ABSENT_S", 0.2)
     lost = asyncio.Event()
     with pytest.raises(CheckpointLost, match="no trainer has been here"):
         await lose_the_trainer_at_the_end(config, lost)
@@ -224,6 +229,56 @@ async def test_every_step_has_its_row_of_metrics_once(cluster: Cluster) -> None:
         await trainer.report(messages.Checkpointed(worker=trainer.name, step=3))
     await until(lambda: len(rows(cluster)) >= 3, "three rows")
     assert [(row["step"], row["reward/mean"]) for row in rows(cluster)] == [(0, 0.5), (1, 1.5), (2, 2.5)]
+
+
+class Told(Unsaved):
+    """Counts the steps that the broker has acknowledged: it forgets them."""
+
+    acknowledged = 0
+
+    async def train(self, task: messages.TrainStep) -> None:
+        await super().train(task)
+        self.acknowledged += 1
+
+
+async def test_a_step_has_its_row_before_the_trainer_forgets_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, write = threading.Event(), MetricsLog.write
+
+    def late(log: MetricsLog, step: int, metrics: dict[str, float]) -> None:
+        slow.wait(60)
+        write(log, step, metrics)
+
+    monkeypatch.setattr(MetricsLog, "write", late)
+    monkeypatch.setattr("rhymed_broker.service.ROW_S", 60.0)
+    await cluster.actor(Rollout, "rollout-0")
+    await cluster.actor(Reward, "reward-0")
+    trainer = await cluster.actor(Told, "trainer")
+    try:
+        await until(lambda: cluster.broker.ledger.version >= 1, "a trained step")
+        await troubles(trainer.link)  # an answer that comes after the other one
+        assert trainer.acknowledged == 0
+    finally:
+        slow.set()
+    await until(lambda: trainer.acknowledged > 0, "the answer")
+    assert rows(cluster)[0]["step"] == 0
+
+
+async def test_a_row_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write(4, {"reward/mean": 1.0, "of/broker": 2.0})
+    writer = MetricsWriter(log, 4)
+    running = asyncio.create_task(writer.run())
+    writer.trained(4, {"reward/mean": 1.0})
+    writer.trained(5, {"reward/mean": 2.0})
+    writer.roll_back(4)
+    writer.trained(4, {"reward/mean": 3.0})
+    await writer.flush(60)
+    running.cancel()
+    await writer.close()
+    found = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["reward/mean"]) for row in found] == [(4, 1.0), (5, 2.0), (4, 3.0)]
 
 
 def rows(cluster: Cluster) -> list[dict[str, Any]]:

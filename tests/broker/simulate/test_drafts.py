@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.errors import DataError
-from rhymed.messages import SampleId
-from rhymed_broker.pipe import POLICIES
-from rhymed_broker.simulate.bounds import bound_s, path_s
-from rhymed_broker.simulate.cluster import Cluster
-from rhymed_broker.simulate.drafts import SPEEDS, Drafts, read
-from rhymed_broker.simulate.engine import Cost, Engine, Entry
+from rhymed.core.errors import DataError
+from rhymed.core.messages import SampleId
+from rhymed_broker.scheduler import POLICIES
+from rhymed_broker.simulate.cluster import Cluster, bound_s, path_s
+from rhymed_broker.simulate.engine import SPEEDS, Cost, Drafts, Engine, Entry, read
 from rhymed_broker.simulate.workload import Shape, Synthetic
 from rhymed_broker.simulate.world import World
 
@@ -65,7 +63,8 @@ def test_bounds_count_drafts_and_slow_engines() -> None:
     longest = [max(workload.length(id) for id in workload.plan.samples(step)) for step in (0, 1)]
     assert bound_s(workload, cluster) == pytest.approx((tokens[0] + tokens[1] / 2) / 1.25 + 3.0)
     steps = max(longest[0], tokens[0] / 1.25) + max(longest[1], tokens[1] / 1.25) / 2
-    assert path_s(workload, cluster) == pytest.approx(steps + 2 * 3.0 + 0.5)
+    trained = {step: workload.plan.samples(step) for step in (0, 1)}
+    assert path_s(workload, cluster, trained) == pytest.approx(steps + 2 * 3.0 + 0.5)
     halted = replace(cluster, slow={}, slows={10.0: (1, 4.0)})
     assert bound_s(workload, halted) == pytest.approx(10 + (tokens[0] + tokens[1] / 2 - 20) / 1.25 + 3.0)
 

@@ -11,18 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rhymed.cli import main
-from rhymed.errors import DataError
-from rhymed.messages import SampleId
+from rhymed.core.errors import DataError
+from rhymed.core.messages import SampleId
+from rhymed.start.cli import main
 from rhymed_broker.ledger.actions import Begin, Train
-from rhymed_broker.pipe import POLICIES
-from rhymed_broker.simulate.bounds import bound_s
-from rhymed_broker.simulate.cluster import Cluster
+from rhymed_broker.scheduler import POLICIES
+from rhymed_broker.simulate.cluster import Cluster, bound_s
 from rhymed_broker.simulate.engine import Cost, Engine, Entry
 from rhymed_broker.simulate.study import Mode, Oracle, compare
-from rhymed_broker.simulate.trainer import Trainer
 from rhymed_broker.simulate.workload import Recorded, Shape, Synthetic, read_trace
-from rhymed_broker.simulate.world import World
+from rhymed_broker.simulate.world import Trainer, World
 from tests.broker.ledger.stories import check
 
 SMALL = Shape(prompts=12, prompts_per_step=6, group_size=4, steps=5, mean=300, cap=2000)
@@ -132,7 +130,7 @@ def test_the_simulated_trainer_computes_what_it_begins_once() -> None:
     workload = Synthetic(SMALL)
     ids = workload.plan.samples(0)
     tokens = [workload.length(id) for id in ids]
-    trainer = Trainer(workload, 10.0)
+    trainer = Trainer(workload, workload.plan.samples, 10.0)
     trainer.begin(5.0, Begin("trainer", 0, ids[:4]))
     share = sum(tokens[:4]) / sum(tokens)
     assert trainer.train(6.0, Train("trainer", 0, ids, {})) == pytest.approx(

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from rhymed.config import Config
-from rhymed.dashboard import listen
-from rhymed.run.layout import RunLayout, layout_of
+from rhymed.core.config import Config
+from rhymed.core.run.layout import RunLayout, layout_of
+from rhymed.show.dashboard import listen
 from rhymed_broker.status.dashboard import Dashboard
 from tests.broker.cluster import broker_process, changed
 

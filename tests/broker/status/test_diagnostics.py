@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rhymed.messages import Holding, SampleId
-from rhymed_broker.status.diagnostics import diagnostics
+from rhymed.core.messages import Heartbeat, Holding, SampleId
+from rhymed_broker.status.snapshot import diagnostics
 from tests.broker.ledger.stories import SmallPlan, Story
 
 A0, A1 = SampleId(0, "a", 0), SampleId(0, "a", 1)
@@ -61,13 +61,13 @@ def test_a_silent_worker_is_named_before_it_is_lost(story: Story) -> None:
 def test_a_sample_that_does_not_advance_is_named_before_it_is_taken_away(story: Story) -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
-    for seconds in (1, 400):
+    for seconds in (1, 70):
         story.now += seconds
         story.beat("trainer")
         holding = [Holding(id=A0, tokens=3), Holding(id=A1, tokens=int(story.now))]
-        story.ledger.heartbeat("w", 0, "", holding, {}, story.now)
+        story.ledger.heartbeat(Heartbeat(worker="w", version=0, holding=holding), story.now)
     (line,) = lines(story)
-    assert line.startswith("sample 0/a/0 has been running with w for 400 s without a change; taken from it in 500 s")
+    assert line.startswith("sample 0/a/0 has been running with w for 70 s without a change; taken from it in 830 s")
 
 
 def test_a_store_that_cannot_be_written_to_is_told_at_once(story: Story) -> None:
@@ -77,21 +77,24 @@ def test_a_store_that_cannot_be_written_to_is_told_at_once(story: Story) -> None
 def test_a_trainer_that_does_not_get_on_is_named(story: Story) -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
+
+    def said() -> list[str]:
+        story.ledger.heartbeat(Heartbeat(worker="trainer", version=0, phase="train 3/8"), story.now)
+        holding = [Holding(id=id, tokens=1 + int(story.now)) for id in (A0, A1)]
+        story.ledger.heartbeat(Heartbeat(worker="w", version=0, holding=holding), story.now)
+        return lines(story)
+
     for _ in range(2):
-        story.ledger.heartbeat("trainer", 0, "train 3/8", [], {}, story.now)
-        story.beat("w", [A0, A1])
-        assert lines(story) == []
+        assert said() == []
         story.now += 200
-    story.ledger.heartbeat("trainer", 0, "train 3/8", [], {}, story.now)
-    story.ledger.heartbeat("w", 0, "", [Holding(id=id, tokens=9) for id in (A0, A1)], {}, story.now)
-    assert lines(story) == ["trainer has been at 'train 3/8' for 400 s"]
+    assert said() == ["trainer has been at 'train 3/8' for 400 s"]
 
 
 def test_a_step_that_cannot_be_given_to_the_trainer_is_told_with_the_reason(story: Story) -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
     for _ in range(12):
-        story.ledger.handover.failed(story.now, "no log-probs")
+        story.ledger.refused(story.now, "no log-probs")
         story.now += 1
     story.beat("trainer")
     story.beat("w", [A0, A1])
@@ -129,5 +132,6 @@ def test_what_workers_say_that_they_wait_for_is_named_once(story: Story) -> None
     story.begin(SmallPlan())
     for name in ("v", "w"):
         story.join(name, "rollout")
-        story.ledger.workers.by_name[name].waits = "for 4 s: the weights of version 0 (version 0 was lost)"
+        waits = "for 4 s: the weights of version 0 (version 0 was lost)"
+        story.ledger.heartbeat(Heartbeat(worker=name, version=0, waits=waits), story.now)
     assert lines(story) == ["v has waited for 4 s: the weights of version 0 (version 0 was lost)"]

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from rhymed.errors import FilesLost
-from rhymed.messages import StoreStats
-from rhymed.service.service import LagMeter
+from rhymed.core.errors import FilesLost
+from rhymed.core.messages import StoreStats
+from rhymed.core.service.service import LagMeter
 from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.states import Rules
-from rhymed_broker.status import latest
-from rhymed_broker.status.latest import Latest
+from rhymed_broker.status import snapshot
+from rhymed_broker.status.snapshot import Latest
 
 
 class Shrinking:
@@ -26,7 +26,7 @@ class Shrinking:
 
 
 async def test_a_store_that_has_lost_samples_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latest, "STORE_POLL_S", 0.0)
+    monkeypatch.setattr(snapshot, "STORE_POLL_S", 0.0)
     made = Latest("run", Ledger(Rules(), None, Forecast(8)), LagMeter())
     async with asyncio.timeout(60):
         with pytest.raises(FilesLost, match="the store has 1 sample and had 1,200: it came back with other files"):

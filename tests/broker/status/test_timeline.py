@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rhymed.messages import GpuUsage, Heartbeat, Join, Usage
-from rhymed.run.timeline import Event, Span
-from rhymed.service.activities import PREFIX
+from rhymed.core.messages import GpuUsage, Heartbeat, Join, Usage
+from rhymed.core.run.timeline import Event, Span
+from rhymed.core.service.stopwatch import PREFIX
 from rhymed_broker.status import timeline
 from rhymed_broker.status.timeline import TimelineRecorder
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from rhymed import messages
-from rhymed.run.timeline import FILE, read
-from rhymed.wire.sockets import Client
+from rhymed.core import messages
+from rhymed.core.run.timeline import FILE, read
+from rhymed.core.wire.sockets import Client
 from tests.broker.cluster import Cluster, until
 
 

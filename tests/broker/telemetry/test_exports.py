@@ -1,4 +1,4 @@
-"""A whole run, with other people's systems beside it."""
+"""A whole run, with third-party systems."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.errors import ConfigError
-from rhymed.run.folder import read_metrics
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.errors import ConfigError
+from rhymed.core.run.folder import read_metrics
 from rhymed_broker import telemetry
 from tests.broker.cluster import Cluster, changed, until
 

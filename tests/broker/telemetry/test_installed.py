@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.run.layout import layout_of
-from rhymed.run.metrics import MetricsLog
-from tests.history.folders import two_epochs, write_store, write_tokenizer
+from rhymed.core.config import Config
+from rhymed.core.run.layout import layout_of
+from rhymed.core.run.metrics import MetricsLog
+from tests.records.history.folders import two_epochs, write_store, write_tokenizer
 
 PARTS = ({0: 0.1, 1: 0.2}, {1: 0.25, 2: 0.3})
 NEWEST = {0: 0.1, 1: 0.25, 2: 0.3}

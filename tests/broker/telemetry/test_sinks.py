@@ -17,17 +17,17 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from rhymed.config import Config, Metrics
-from rhymed.errors import ConfigError
-from rhymed.run.layout import RunLayout, layout_of
-from rhymed.run.metrics import MetricsLog
-from rhymed.run.redact import without_passwords
+from rhymed.core.config import Config, Metrics
+from rhymed.core.errors import ConfigError
+from rhymed.core.run.layout import RunLayout, layout_of
+from rhymed.core.run.metrics import MetricsLog
+from rhymed.core.secret import redacted
 from rhymed_broker import telemetry
 from rhymed_broker.telemetry import MetricsRow, RunDescription, missing_packages, open_sink
 from rhymed_broker.telemetry.__main__ import main
+from rhymed_broker.telemetry.exports import SinkProcesses
 from rhymed_broker.telemetry.follow import Bookmark, parse
 from rhymed_broker.telemetry.follow import rows as metrics_rows
-from rhymed_broker.telemetry.processes import SinkProcesses
 
 HONEST = """
 import json, os, sys
@@ -203,13 +203,9 @@ def test_a_folder_that_is_called_like_a_package_is_none(tmp_path: Path, monkeypa
     assert not missing_packages(Metrics(sinks=["wandb"]))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"sinks": ["grafana"]}, {"traces": "localhost:4318"}, {"traces": "http://me:pw@host"}, {"trace_ratio": 2}],
-)
-def test_settings_that_cannot_be_meant_are_refused(wrong: dict) -> None:
+def test_a_sink_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValidationError):
-        Config.model_validate({"metrics": wrong})
+        Config.model_validate({"metrics": {"sinks": ["grafana"]}})
 
 
 def test_passwords_in_addresses_stay_here() -> None:
@@ -217,8 +213,8 @@ def test_passwords_in_addresses_stay_here() -> None:
         "metrics": {"mlflow": "postgresql://me:s3@cret@h/db", "sinks": ["a"], "n": 1},
         "data": {"args": ["http://x@y"]},
     }
-    assert "s3" not in str(without_passwords(tree))
-    assert without_passwords({"a": ["http://x:p@y/z", "val/d/acc/mean@4", 1, None]}) == {
+    assert "s3" not in str(redacted(tree))
+    assert redacted({"a": ["http://x:p@y/z", "val/d/acc/mean@4", 1, None]}) == {
         "a": ["http://***@y/z", "val/d/acc/mean@4", 1, None]
     }
 

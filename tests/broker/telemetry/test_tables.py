@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from rhymed.config.load import load_run
-from rhymed.errors import ConfigError
-from rhymed.run.metrics import MetricsLog
+from rhymed.core.config.load import load_run
+from rhymed.core.errors import ConfigError
+from rhymed.core.run.metrics import MetricsLog
 from rhymed_broker.telemetry import columns
-from rhymed_broker.telemetry.tables import CHARACTERS, SampleTables
-from rhymed_store.inspect.browse import Browse
-from tests.history.fixtures import make_run, tokenizer
-from tests.history.folders import APPLES
+from rhymed_broker.telemetry.__main__ import CHARACTERS, SampleTables
+from rhymed_store.browse import Browse
+from tests.records.history.fixtures import make_run, tokenizer
+from tests.records.history.folders import APPLES
 
 __all__ = ["make_run", "tokenizer"]
 

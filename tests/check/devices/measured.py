@@ -45,7 +45,7 @@ def _samples(step: int, config: Any) -> list[Any]:
     """As many and as long as they may be."""
     import numpy as np
 
-    from rhymed.messages import SampleId, SampleInfo
+    from rhymed.core.messages import SampleId, SampleInfo
     from rhymed_store.client import StoredSample
 
     rollout, draw, found = config.rollout, np.random.default_rng(step), []
@@ -66,13 +66,13 @@ def _samples(step: int, config: Any) -> list[Any]:
     return found
 
 
-def _rank(given: dict[str, Any], rank: int, meeting: str) -> None:
-    from rhymed.config import Config
+def _rank(given: dict[str, Any], rank: int, rendezvous: str) -> None:
+    from rhymed.core.config import Config
     from rhymed_workers.trainer.learner import TorchLearner
     from tests.workers.trainer.ranks.forked import enter
 
     config = Config.model_validate(given["config"])
-    ranks = enter(given["ranks"], rank, meeting)
+    ranks = enter(given["ranks"], rank, rendezvous)
     base = _status("VmRSS")
     learner = TorchLearner.restore(config, None, ranks)
     learner.train(_samples(0, config), run_steps=2)  # libraries are used, and moments are made

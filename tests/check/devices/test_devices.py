@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from rhymed.check import dryrun
-from rhymed.check.devices.assumed import assumed_check
-from rhymed.check.devices.shape import shape_of
+from rhymed.check.devices import assumed_check, shape_of
 from rhymed.check.report import Report
-from rhymed.config import Config
-from rhymed.config.load import load_config
-from rhymed.errors import ConfigError
-from rhymed.gpus import inventory
+from rhymed.core.config import Config
+from rhymed.core.config.load import load_config
+from rhymed.core.errors import ConfigError
 from rhymed.histospec import versions
 from rhymed.inputs import hub
+from rhymed.placement import gpus
 
 ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "tests" / "data" / "models"
@@ -61,10 +60,10 @@ def test_there_is_a_configuration_for_each() -> None:
 def test_a_rank_has_its_part_of_the_state() -> None:
     one, four = check("8x H100 80GB", trainer={"gpus": 1}), check("8x H100 80GB", trainer={"gpus": 4})
     assert "lower trainer.micro_tokens" not in one.errors[0]
-    assert "train on 2 GPUs (trainer.gpus, trainer.nodes)" in one.errors[0]
+    assert "train on more GPUs (trainer.gpus, trainer.nodes)" in one.errors[0]
     assert "[trainer.lora]" in one.errors[0]
     assert four.errors == []
-    assert "on each of 4 GPUs: weights 7.1 GiB, gradients 7.1 GiB, Adam 14.2 GiB" in rows(four)["trainer"]
+    assert "on each of 4 GPUs: weights 7.1 GiB, gradients 7.1 GiB, optimizer 14.2 GiB" in rows(four)["trainer"]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,11 @@ def test_a_rank_has_its_part_of_the_state() -> None:
     [
         ("8x H100 80GB", {"rollout": {"tensor_parallel": 3}}, "choose one of 1, 2, 4"),
         ("8x H100 80GB", {"rollout": {"expert_parallel": True}}, "no mixture of experts"),
-        ("8x L4 24GB", {"rollout": {"gpu_memory": 0.5}, "trainer": {"gpus": 6}}, "raise rollout.tensor_parallel"),
+        (
+            "8x L4 24GB",
+            {"rollout": {"gpu_memory": 0.5}, "trainer": {"gpus": 6}},
+            ": raise rollout.gpu_memory, or raise rollout.tensor_parallel (to 2 or 4), or set rollout.quantization",
+        ),
         (
             "8x H100 80GB",
             {
@@ -87,8 +90,23 @@ def test_a_rank_has_its_part_of_the_state() -> None:
         ),
         ("4x H100 80GB + 4x A100 40GB", {}, "GPUs of several kinds"),
         ("8x H100 80GB", {"trainer": {"gpus": 16}}, "more ranks than devices; lower them"),
-        ("8x RTX 4090 24GB", {}, "train on 16 GPUs (trainer.gpus, trainer.nodes), or train adapters only"),
-        ("8x H100 80GB", {"rollout": {"max_response_length": 100_000}}, "lower rollout.max_response_length"),
+        ("8x RTX 4090 24GB", {}, "train on more GPUs (trainer.gpus, trainer.nodes), or train adapters only"),
+        (
+            "8x A100 40GB",
+            {"rollout": {"max_response_length": 60_000}, "trainer": {"gpus": 8}},
+            ": lower rollout.max_response_length and trainer.micro_tokens, or",
+        ),
+        (
+            "8x A100 40GB",
+            {"trainer": {"gpus": 8, "micro_tokens": 65536, "gradient_checkpointing": False}},
+            ": set trainer.gradient_checkpointing = true, or lower trainer.micro_tokens, or train on more GPUs",
+        ),
+        (
+            "8x H100 80GB",
+            {"rollout": {"max_response_length": 1_000_000, "gpu_memory": 0.4}},
+            ": lower rollout.max_response_length, raise rollout.gpu_memory, or lower rollout.batch_tokens or",
+        ),
+        ("1x GTX 1GB", {"trainer": {"gpus": 1}}, "set rollout.quantization = 'fp8', or choose a smaller model"),
         ("8x H100 80GB", {"rollout": {"pipeline_parallel": 40}}, "but a machine has 8: lower one of them"),
         ("2x H100 80GB", {"trainer": {"gpus": 2}}, "add GPUs for engines, or set schedule.colocate = true"),
         ("8 H100", {}, "write e.g. 8x H100 80GB, or 4 nodes of 8x H100 80GB"),
@@ -124,13 +142,16 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatc
     assert "its config.json is enough" in error
 
 
-def test_an_unknown_vllm_here_is_a_warning_with_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run will be elsewhere; without --assume it is an error."""
-    monkeypatch.setattr(versions, "installed", lambda: "0.99.0")
+@pytest.mark.parametrize(("version", "cure"), [("0.19.0", "0.26"), ("0.99.0", "they have with vLLM 0.33")])
+def test_an_unknown_vllm_here_is_a_warning_with_a_cure(
+    monkeypatch: pytest.MonkeyPatch, version: str, cure: str
+) -> None:
+    """The run will be elsewhere; without --assume an older one is an error."""
+    monkeypatch.setattr(versions, "installed", lambda: version)
     report = check("8x H100 80GB", trainer={"gpus": 4})
     assert report.errors == []
-    (warning,) = (one for one in report.warnings if "0.99" in one)
-    assert "0.26" in warning, "the releases that rhymed works with"
+    (warning,) = (one for one in report.warnings if version in one)
+    assert cure in warning
     assert "this is the vLLM of this machine" in warning
 
 
@@ -187,11 +208,11 @@ def test_a_machine_with_gpus_is_checked_by_them(tiny_model: Path, tmp_path: Path
         },
         "reward": {"scorer": "exact", "workers": 0},
     }
-    monkeypatch.setattr(dryrun.inventory, "here", lambda: inventory.parse("1x H100 80GB"))
+    monkeypatch.setattr(gpus, "here", lambda: gpus.parse("1x H100 80GB"))
     errors = dryrun.quick_check(Config.model_validate(tree)).errors
     assert [error for error in errors if "schedule.colocate" in error], errors
     assert not [error for error in errors if error.startswith("memory")], errors
-    monkeypatch.setattr(dryrun.inventory, "here", lambda: None)
+    monkeypatch.setattr(gpus, "here", lambda: None)
     errors = dryrun.quick_check(Config.model_validate(tree)).errors
     assert [error for error in errors if error.startswith("memory")], errors
 

@@ -11,8 +11,8 @@ import pytest
 
 from rhymed.check import arithmetic, memory
 from rhymed.check.memory import Needs
-from rhymed.check.sizes.size import model_size
-from rhymed.config import Config
+from rhymed.check.size import model_size
+from rhymed.core.config import Config
 from tests.check.devices.measured import measure
 from tests.check.test_memory import LARGE, SIZE
 
@@ -91,5 +91,5 @@ def test_ranks_share_models_but_no_pass() -> None:
         ).rows
     )
     assert "for 2 ranks; of all ranks: weights 3.7 GiB" in rows["trainer"]
-    assert "weights 1.9 GiB, gradients 1.9 GiB, Adam 3.7 GiB, the largest pass" in rows["each rank"]
+    assert "weights 1.9 GiB, gradients 1.9 GiB, optimizer 3.7 GiB, the largest pass" in rows["each rank"]
     assert "gathered layers" in rows["each rank"]

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from rhymed.check import arithmetic, memory
+from rhymed.check import arithmetic, lora, memory
 from rhymed.check.inputs import read
+from rhymed.check.lora import Adapters
 from rhymed.check.report import Report
-from rhymed.check.sizes import lora
-from rhymed.check.sizes.lora import Adapters
-from rhymed.config import Config, Lora
-from rhymed.errors import ConfigError
+from rhymed.core.config import Config, Lora
+from rhymed.core.errors import ConfigError
 from tests.check.test_memory import LARGE, SIZE
 from tests.packages import needs
 
@@ -39,7 +38,7 @@ def test_memory_of_adapters() -> None:
     assert told["LoRA"] == (
         "10.00 M parameters are trained: rank 16 on 112 linear layers (q_proj, v_proj), scale 2 (alpha / rank)"
     )
-    assert "weights 3.8 GiB, gradients 38 MiB, Adam 76 MiB" in told["trainer"]
+    assert "weights 3.8 GiB, gradients 38 MiB, optimizer 76 MiB" in told["trainer"]
     assert told["checkpoints"] == "2 kept + 1 being written, 114 MiB each"
     assert told["published"].startswith("114 MiB in /dev/shm")
     assert told["engines"] == full["engines"]

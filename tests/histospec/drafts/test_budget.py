@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rhymed.histospec.drafts.budget import Aimd, Budget
-from rhymed.histospec.drafts.cost import CostCurve
+from rhymed.histospec.drafts.budget import Aimd, Budget, CostCurve
 
 LARGEST = 1024
 
@@ -64,7 +63,7 @@ def test_slow_steps_at_the_start_do_not_end_drafting_for_good(slow: int) -> None
     budget, survival, full = Budget(LARGEST), table(4, 32, 0.98), np.full(4, 32, np.int32)
     rng, verified, drafting = np.random.default_rng(0), 0, []
     for _ in range(2500):
-        lengths = budget.choose(survival, np.zeros_like(full) if budget.resting() else full)
+        lengths = budget.choose(survival, np.zeros_like(full) if budget.paused() else full)
         tokens = 4 + int(lengths.sum())
         seconds = cost(4, tokens, 0.0002) * rng.lognormal(0, 0.1)
         verified += tokens > 4
@@ -90,7 +89,7 @@ def test_it_rests_where_drafts_bring_less_than_they_promise(share: float, least:
     budget, survival, full = Budget(LARGEST), table(16, 8, 0.7), np.full(16, 8, np.int32)
     drafting, took, plain = [], 0.0, cost(16, 16, 0.0004)
     for _ in range(6000):
-        lengths = budget.choose(survival, np.zeros_like(full) if budget.resting() else full)
+        lengths = budget.choose(survival, np.zeros_like(full) if budget.paused() else full)
         taken = np.arange(8) < lengths[:, None]
         made = 16 + share * float(survival[taken].sum())
         seconds = cost(16, 16 + int(lengths.sum()), 0.0004)

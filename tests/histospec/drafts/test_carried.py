@@ -1,4 +1,4 @@
-"""Carried tokens as drafts: by themselves, and beside the drafter's tiny engine that follows scripts."""
+"""Carried tokens as drafts: by themselves, and with the drafter's tiny engine that follows scripts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymed.histospec.drafts.carried import PRIOR, Carried, CarriedDrafts
-from rhymed.histospec.drafts.stats import Account
+from rhymed.histospec.drafts.requests import PRIOR, Carried, CarriedDrafts
+from rhymed.histospec.drafts.yields import Account
 from tests.histospec.scripted_engine import Engine, words
 
 WIDTH = 8  # of the engine's drafts

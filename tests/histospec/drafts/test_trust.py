@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from rhymed.histospec.drafts.frequencies import MEMORY
-from rhymed.histospec.drafts.trust import CLASSES, OTHER, OWN, POWER, PROMPT, RECENT, Trust, Votes, class_of
+from rhymed.histospec.drafts.trust import CLASSES, MEMORY, OTHER, OWN, POWER, PROMPT, RECENT, Trust, Votes, class_of
 from rhymed.histospec.index.arena import ONE
 
 

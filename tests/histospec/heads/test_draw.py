@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rhymed.histospec.heads.draw import draw
+from rhymed.histospec.heads.model import draw
 from rhymed.histospec.sampling import noise
 
 V, B = 700, 64

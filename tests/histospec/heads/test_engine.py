@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.bench.policy.engine import EngineProcess, Request
+from rhymed.start.bench.engine import EngineProcess, Request
 from tests.packages import needs
 
 torch = pytest.importorskip("torch")

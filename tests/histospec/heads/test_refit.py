@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.config import Config
+from rhymed.core.config import Config
+from rhymed.core.run.layout import RunLayout, layout_of
 from rhymed.histospec.heads import refit
 from rhymed.histospec.heads.refit import Refit, epoch_of
-from rhymed.run.layout import RunLayout, layout_of
 
 
 @pytest.fixture
@@ -43,6 +43,13 @@ async def until(condition, deadline_s: float = 60.0) -> None:
             await asyncio.sleep(0.01)
 
 
+async def looked(refit: Refit) -> asyncio.Task[None]:
+    """It follows the run, and knows the epoch that it has found there."""
+    following = asyncio.create_task(refit.follow())
+    await until(lambda: refit.fitted is not None)
+    return following
+
+
 def calls(called: Path) -> list[str]:
     return called.read_text().splitlines() if called.exists() else []
 
@@ -60,8 +67,7 @@ async def test_a_head_is_fitted_after_each_epoch_that_has_ended(layout, tmp_path
     told: list[str] = []
     called = program(tmp_path, monkeypatch)
     trained(layout, 3)  # a run that goes on
-    following = asyncio.create_task(Refit(layout, told.append).follow())
-    await asyncio.sleep(0.2)
+    following = await looked(Refit(layout, told.append))
     assert calls(called) == []
     for count, epoch in enumerate((4, 5), 1):
         trained(layout, epoch)
@@ -75,8 +81,7 @@ async def test_a_fit_that_fails_is_told_and_changes_nothing(layout, tmp_path, mo
     told: list[str] = []
     program(tmp_path, monkeypatch, "exit 1")
     trained(layout, 0)
-    following = asyncio.create_task(Refit(layout, told.append).follow())
-    await asyncio.sleep(0.1)
+    following = await looked(Refit(layout, told.append))
     trained(layout, 1)
     await until(lambda: bool(told))
     assert "the head of epoch 1 is not fitted, so the one before goes on" in told[0]
@@ -88,8 +93,7 @@ async def test_the_end_of_the_run_ends_a_fit(layout, tmp_path, monkeypatch):
     place = tmp_path / "pid"
     program(tmp_path, monkeypatch, f"echo $$ > {place}", "exec sleep 600")
     trained(layout, 0)
-    following = asyncio.create_task(Refit(layout, print).follow())
-    await asyncio.sleep(0.1)
+    following = await looked(Refit(layout, print))
     trained(layout, 1)
     await until(lambda: place.exists() and place.read_text().strip())
     following.cancel()

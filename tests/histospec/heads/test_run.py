@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.cli import main
-from rhymed.config import Config
+from rhymed.core.config import Config
+from rhymed.core.messages import EVAL
+from rhymed.histospec.heads.fit import fitting_in, newest
 from rhymed.histospec.heads.place import head_file
-from rhymed.histospec.heads.samples import fitting_in, newest
-from rhymed.messages import EVAL
-from rhymed_store.shards.browse import StoreReader
-from tests.history.folders import APPLES, PEARS, Sample, write_store
+from rhymed.start.cli import main
+from rhymed_store.browse import StoreReader
 from tests.packages import needs
+from tests.records.history.folders import APPLES, PEARS, Sample, write_store
 
 pytestmark = needs("transformers")
 

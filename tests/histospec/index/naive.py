@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from rhymed.histospec.drafts.matches import COMPARED, MAX_RECENT
 from rhymed.histospec.drafts.trust import KINDS, MATCHES, OTHER, OWN, PROMPT, RECENT, SIMILARITIES
 from rhymed.histospec.drafts.types import Matching
-from rhymed.histospec.drafts.voting import SHARE_POWER, UNSEEN
+from rhymed.histospec.drafts.voting import COMPARED, MAX_RECENT, SHARE_POWER, UNSEEN
 from rhymed.histospec.index.arena import FADE, LONGEST, ONE, TRACKS
 from rhymed.histospec.index.index import Weights
 from rhymed.histospec.sampling.noise import gumbel

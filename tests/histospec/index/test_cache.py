@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from rhymed.histospec.index.cache import IndexCache
-from rhymed.histospec.index.index import Index
+from rhymed.histospec.index.index import Index, IndexCache
 
 
 def index(size=1000):

@@ -4,10 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymed.histospec.drafts.calibration import SHARES, TRUSTS, Calibration, cell
-from rhymed.histospec.drafts.matches import MAX_MATCHES, WALK
 from rhymed.histospec.drafts.trust import Trust
 from rhymed.histospec.drafts.types import Matching, Noise
-from rhymed.histospec.drafts.voting import draft
+from rhymed.histospec.drafts.voting import MAX_MATCHES, WALK, draft
 from rhymed.histospec.index import arena
 from rhymed.histospec.index.index import Index, Weights, extend
 from rhymed.histospec.index.recent import ORDERS, Recent

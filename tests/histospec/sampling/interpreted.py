@@ -1,7 +1,7 @@
 """The kernels in Triton's interpreter, against `cpu`: `python -m tests.histospec.sampling.interpreted CHECK`.
 
-CHECK: short, sampler, or a number of draws. Prints JSON. It is a program because the interpreter must be chosen
-before a process imports Triton.
+CHECK: short, slots, sampler, or a number of draws. Prints JSON. It is a program because the interpreter must be
+chosen before a process imports Triton.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ warnings.simplefilter("ignore")  # numpy's, of what is no number
 import numpy as np
 import torch
 
-from rhymed.histospec.sampling import cpu, fused, kernels, noise
+from rhymed.histospec.sampling import cpu, device, fused, kernels, noise
 from tests.histospec.sampling.test_device import case
 
 
@@ -112,6 +112,24 @@ def many(draws: int) -> dict[str, float]:
     return total
 
 
+def slots() -> dict[str, int]:
+    """Rows of model runner V2, whose keys, temperatures and positions are on the device: of requests in any order,
+    keys of 64 bits, positions up to the largest, greedy ones among them."""
+    from rhymed.histospec.sampling import places
+
+    rng, count = np.random.default_rng(5), 300
+    keys = torch.from_numpy(rng.integers(0, 2**64 - 1, 400, dtype=np.uint64).view(np.int64))
+    temperatures = torch.from_numpy(rng.choice(np.array([0.0, 0.7, 1.0], np.float32), 400))
+    slot_N = torch.from_numpy(rng.integers(0, 400, count).astype(np.int32))
+    pos_N = torch.from_numpy(rng.choice([0, 1, 77, 2**31 - 2], count))
+    z_NV = torch.from_numpy(rng.standard_normal((count, 200)).astype(np.float32))
+    expected = places.draw(z_NV, slot_N, pos_N, keys, temperatures)
+    made = fused.draw(z_NV, slot_N, pos_N, keys, temperatures, block=128, tile=256)
+    key_N, scale_N = keys[slot_N.long()], (temperatures[slot_N.long()] != 0).float()
+    other, _ = device.draw(z_NV, key_N, pos_N + 1, scale_N, False)
+    return {"drawn": count, "differ": int((made != expected).sum()), "torch": int((other != expected).sum())}
+
+
 def sampler() -> dict[str, float]:
     """vLLM's batch through our sampler: all kinds of requests with drafts, on the CPU and by the kernels."""
     from rhymed.histospec.sampling import places
@@ -136,6 +154,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if sys.argv[1] == "short":
         found = {"drafted": drafted(), "ties": ties(), "odd": odd()}
+    elif sys.argv[1] == "slots":
+        found = {"slots": slots()}
     elif sys.argv[1] == "sampler":
         found = {"sampler": sampler()}
     else:

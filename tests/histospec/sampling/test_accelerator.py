@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm import SamplingParams
 
-from rhymed.histospec import profiling
+from rhymed.histospec import plugin
 from rhymed.histospec.sampling import places
 from tests.histospec.sampling.test_sampler import attached, mixed, rows
 
@@ -38,6 +38,9 @@ def test_logits_on_an_accelerator_give_the_same(monkeypatch, asynchronous):
     ours, kernels = made.logprobs_tensors, expected.logprobs_tensors
     assert torch.equal(ours.logprob_token_ids, kernels.logprob_token_ids)
     assert ours.logprobs.numpy() == pytest.approx(kernels.logprobs.numpy(), abs=5e-6)
+    words = [made.selected_token_ranks.to(torch.int32).view(torch.float32) for made in (ours, kernels)]
+    torch.testing.assert_close(*words, rtol=0, atol=5e-6)
+    assert 0.2 < (words[0] < 0).float().mean() < 0.8, "floors of some, and of others none"
 
 
 class Waits(TorchDispatchMode):
@@ -61,9 +64,10 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("min_p", [0.0, 0.1])
-def test_no_operation_of_a_step_waits_for_the_device(accelerator, min_p):
-    asked = [SamplingParams(logprobs=0, extra_args={"rhymed": {"key": r, "min_p": min_p}}) for r in range(6)]
+@pytest.mark.parametrize(("min_p", "floor"), [(0.0, False), (0.1, False), (0.1, True)])
+def test_no_operation_of_a_step_waits_for_the_device(accelerator, min_p, floor):
+    about = {"min_p": min_p, "floor": floor}
+    asked = [SamplingParams(logprobs=0, extra_args={"rhymed": {"key": r, **about}}) for r in range(6)]
     runner, drafts = attached(asked), [[7, 7]] * 6
     runner.use_async_scheduling = True
     with Waits() as waits:
@@ -84,12 +88,12 @@ class Model:
         return hidden @ torch.ones(hidden.shape[1], 40, dtype=hidden.dtype)
 
 
-def profiled(drafts, device="cpu"):
+def profiled(drafts, device="cpu", rows=None):
     """A runner whose class ran vLLM's profiling, and what was sampled in it."""
 
     class Profiled:
         def __init__(self):
-            self.device, self.model = SimpleNamespace(type=device), Model()
+            self.device, self.model, self.drafter = SimpleNamespace(type=device), Model(), SimpleNamespace(rows=rows)
             self.max_num_reqs, self.max_num_tokens, self.num_spec_tokens = 6, 20, drafts
             self.model_config = SimpleNamespace(get_hidden_size=lambda: 8, dtype=torch.bfloat16)
 
@@ -99,8 +103,8 @@ def profiled(drafts, device="cpu"):
         def _sync_device(self):
             pass
 
-    profiling.install(Profiled, wanted=lambda runner: True)
-    profiling.install(Profiled, wanted=lambda runner: True)  # wraps once
+    plugin.patch_profiling(Profiled, wanted=lambda runner: True)
+    plugin.patch_profiling(Profiled, wanted=lambda runner: True)  # wraps once
     return Profiled()
 
 
@@ -112,8 +116,12 @@ def stage(monkeypatch):
     return stage
 
 
-@pytest.mark.parametrize(("drafts", "expected"), [(0, 6), (2, 18), (7, 20)])
-def test_the_profiling_run_samples_as_many_rows_as_a_step_may_have(accelerator, stage, monkeypatch, drafts, expected):
+@pytest.mark.parametrize(
+    ("drafts", "budget", "expected"), [(0, None, 6), (2, None, 18), (7, None, 20), (7, 12, 12), (2, 19, 18)]
+)
+def test_the_profiling_run_samples_as_many_rows_as_a_step_may_have(
+    accelerator, stage, monkeypatch, drafts, budget, expected
+):
     sampled = []
     original = places.verify
 
@@ -122,8 +130,8 @@ def test_the_profiling_run_samples_as_many_rows_as_a_step_may_have(accelerator, 
         return original(about, logits, made, want, *others, **named)
 
     monkeypatch.setattr(places, "verify", verify)
-    monkeypatch.setattr(profiling, "_new", lambda runner, *shape, **named: torch.zeros(*shape, **named))
-    runner = profiled(drafts, "cuda")
+    monkeypatch.setattr(plugin, "_new", lambda runner, *shape, **named: torch.zeros(*shape, **named))
+    runner = profiled(drafts, "cuda", budget)
     runner.profile_run()
     assert runner.model.rows == [expected]
     assert {(count, want) for count, _, want, _ in sampled if count == expected} == {

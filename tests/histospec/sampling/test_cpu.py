@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rhymed.histospec.sampling import noise
-from rhymed.histospec.sampling.cpu import Rows, verify
-from rhymed.histospec.sampling.threads import ThreadTeam
+from rhymed.histospec.sampling.cpu import Rows, ThreadTeam, verify
 
 RNG = np.random.default_rng(0)
 V = 3001  # no multiple of anything

@@ -46,6 +46,12 @@ def test_tokens_equal_the_cpu_samplers():
 
 
 @needs_triton
+@pytest.mark.timeout(300)
+def test_rows_that_are_described_on_the_device_are_drawn_as_on_the_cpu():
+    assert interpreted("slots")["slots"] == {"drawn": 300, "differ": 0, "torch": 0}
+
+
+@needs_triton
 @pytest.mark.thorough
 @pytest.mark.timeout(7200)
 def test_200_000_draws_equal_the_cpu_samplers():
@@ -82,15 +88,69 @@ def test_kernels_compile_for_chips_that_are_not_here(chip, kind):
     from rhymed.histospec.sampling import kernels
 
     types = {"logits": kind, "rows": "*i32", "first": "*i32", "drafts": "*i32", "found": "*fp32", "tokens": "*i32"}
-    types["logprobs"] = "*fp32"
-    constants = {"LOGPROBS": True, "ROWS": 1, "BLOCK": fused.BLOCK, "BLOCKS": 128}
-    for kernel in (kernels.scan, kernels.verify):
+    types |= {"logprobs": "*fp32", "slots": "*i32", "positions": "*i64", "keys": "*i64", "temperatures": "*fp32"}
+    types["about"] = "*i32"
+    for kernel in (kernels.scan, kernels.verify, kernels.describe):
+        rows = fused.ROWS if kernel is kernels.describe else 1
+        constants = {"LOGPROBS": True, "ROWS": rows, "BLOCK": fused.BLOCK, "BLOCKS": 128}
         names = kernel.arg_names
         signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
         values = {(at,): constants[name] for at, name in enumerate(names) if name in constants}
         options = {"num_warps": fused.WARPS, "enable_fp_fusion": False}
         made = compile(ASTSource(kernel, signature, values), target=target(*chip), options=options)
         assert made.asm["cubin" if chip[0] == "cuda" else "hsaco"]
+
+
+class Recorded:
+    """In place of a kernel: the specializations that Triton would compile it for."""
+
+    def __init__(self, kernel):
+        from triton.compiler import make_backend
+        from triton.runtime.jit import create_function_from_signature
+
+        self.variants = set()
+        self._bind = create_function_from_signature(
+            kernel.signature, kernel.params, make_backend(target("cuda", 90, 32))
+        )
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **named):
+            bound, specialization, _ = self._bind(*arguments, **named)
+            constants = [bound[name] for name in ("LOGPROBS", "ROWS", "BLOCK") if name in bound]
+            self.variants.add(str((specialization, constants)))
+
+        return launch
+
+
+@needs_triton
+@pytest.mark.parametrize("vocabulary", [5000, 49_152])
+def test_no_step_compiles_what_profiling_has_not_compiled(vocabulary, monkeypatch):
+    """A variant takes half a second or more, in which requests wait."""
+    from rhymed.histospec.sampling import kernels
+
+    recorded = {name: Recorded(getattr(kernels, name)) for name in ("scan", "verify")}
+    for name, one in recorded.items():
+        monkeypatch.setattr(kernels, name, one)
+    logits, drafts = torch.zeros(128, vocabulary), torch.zeros(128, dtype=torch.int32)
+
+    def step(requests, drafted, start=0, slot=0):
+        """`start`, `slot`: of its part of a larger batch, which is filtered part by part."""
+        first = np.arange(requests + 1) * (1 + drafted)
+        zero = np.zeros(requests, np.int64)
+        rows = cpu.Rows(
+            cpu.NO_LOGITS, first, cpu.NO_DRAFTS, zero.view(np.uint64), zero, np.ones(requests, np.float32)
+        )
+        part = logits[start : start + first[-1]]
+        fused.verify(rows, part, drafts[slot : slot + requests * drafted] if drafted else None, True)
+
+    step(8, 7)  # as vLLM's profiling run does
+    profiled = {name: set(one.variants) for name, one in recorded.items()}
+    for requests in range(1, 10):
+        for drafted in range(8):
+            step(requests, drafted)
+            step(requests, drafted, start=16, slot=requests)
+    assert {name: one.variants for name, one in recorded.items()} == profiled
+    assert all(len(variants) == 1 for variants in profiled.values())
 
 
 def test_without_an_accelerator_the_cpu_samples():

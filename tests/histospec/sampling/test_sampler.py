@@ -10,11 +10,14 @@ torch = pytest.importorskip("torch")
 
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
 from rhymed.histospec.plugin import attach
 from rhymed.histospec.sampling import noise
+from rhymed.histospec.sampling.sampler import floors_of
+from rhymed_workers.trainer.policy.head import among_kept
 from tests.histospec.sampling.fake_runner import Runner, V
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's and torch's own
@@ -104,7 +107,10 @@ def test_frequencies_over_keys_follow_the_exact_probabilities(kind):
 
 def mixed(count):
     kinds = list(KINDS.values())
-    return [params(1000 + r, **kinds[r % len(kinds)]) for r in range(count)]
+    asked = [params(1000 + r, **kinds[r % len(kinds)]) for r in range(count)]
+    for one in asked:
+        one.extra_args["rhymed"]["floor"] = True
+    return asked
 
 
 def speculate(asked, x, guess, lengths, mode="processed_logprobs"):
@@ -289,3 +295,25 @@ def test_the_rest_of_vllms_samplers_stays_reachable():
     assert runner.rejection_sampler.parse_output is RejectionSampler.parse_output
     with pytest.raises(AttributeError):
         _ = runner.sampler.no_such_thing
+
+
+@pytest.mark.parametrize("spread", [1.5, 4.0])
+@pytest.mark.parametrize("moved", [0.0, 0.02, 0.1])
+def test_ratios_to_the_engine_have_mean_one_also_when_the_policy_has_moved(spread, moved):
+    """`moved`: nats, of each logit, since the engine drew with top-p 0.8 from a few or from hundreds of tokens."""
+    torch.manual_seed(0)
+    z = torch.randn(200, 1000) * spread
+    kept = apply_top_k_top_p(z.clone(), None, torch.full((len(z),), 0.8))
+    floors, said = floors_of(z.clone(), kept), kept.log_softmax(1)
+    now = (z + moved * torch.randn(z.shape)).log_softmax(1)
+    ratios, among_all, other = [], [], []
+    for token in torch.multinomial(said.exp(), 50, replacement=True).T:
+        parts = said, among_kept(now.clone(), token, floors)
+        engine, trainer = (part.gather(1, token[:, None])[:, 0] for part in parts)
+        ratios.append((trainer - engine).exp())
+        among_all.append((now.gather(1, token[:, None])[:, 0] - engine).exp())
+        same = now.masked_fill(kept.isneginf(), -1e9).log_softmax(1).gather(1, token[:, None])[:, 0]
+        other.append((trainer - same).abs())
+    assert abs(torch.cat(ratios).mean() - 1) < (1e-6 if not moved else 0.005)
+    assert torch.cat(among_all).mean() < 0.85
+    assert torch.cat(other).mean() < (1e-6 if not moved else 0.012), "against the ids of what was kept"

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rhymed.errors import ConfigError
+from rhymed.core.errors import ConfigError
 from tests.hostile.disk import interposed
 from tests.hostile.disk.cuts import Result, cut_checkpoints, cut_store
 from tests.hostile.disk.faults import storms_of_run

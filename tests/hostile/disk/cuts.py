@@ -20,9 +20,9 @@ from typing import Any
 
 import uvloop
 
-from rhymed.config import Config
-from rhymed.errors import RhymedError, StoreError
-from rhymed.run import checkpoint
+from rhymed.core.config import Config
+from rhymed.core.errors import RhymedError, StoreError
+from rhymed.core.run import checkpoint
 from rhymed_store.database.transactions import FILE, Database
 from tests.hostile.crash import Fate, StoreHistory, Tally, zygote
 from tests.hostile.disk import interposed
@@ -40,7 +40,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
-from rhymed.run import checkpoint
+from rhymed.core.run import checkpoint
 folder, steps, keep = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 for step in range(1, steps + 1):
     def write(part):

@@ -62,7 +62,7 @@ __attribute__((constructor)) static void begin(void) {
 static int is_ours(const char *path) {
     for (const char *folder = under; *folder;) {
         size_t bytes = strcspn(folder, ":");
-        if (!strncmp(path, folder, bytes) && (path[bytes] == '/' || !path[bytes])) return 1;
+        if (!strncmp(path, folder, bytes) && (path[bytes] == '/' || path[bytes] == '-' || !path[bytes])) return 1;
         folder += bytes + (folder[bytes] == ':');
     }
     return 0;

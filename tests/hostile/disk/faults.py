@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rhymed.errors import ConfigError, RhymedError
-from rhymed.history.compare.audit import audit
-from rhymed.history.compare.runs import compare_runs
-from rhymed.history.folder import open_folder
+from rhymed.core.errors import ConfigError, RhymedError
+from rhymed.records.history.compare.audit import audit
+from rhymed.records.history.compare.runs import compare_runs
+from rhymed.records.history.folder import open_folder
 from tests.hostile.disk import interposed
 from tests.hostile.disk.interposed import Faults
 from tests.hostile.remove import Places, samples, trained

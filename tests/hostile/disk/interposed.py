@@ -7,7 +7,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from rhymed.errors import ConfigError
+from rhymed.core.errors import ConfigError
 
 SOURCE = Path(__file__).with_name("disk.c")
 KINDS = (

@@ -10,8 +10,8 @@ from typing import Any
 
 import uvloop
 
-from rhymed.config import Config
-from rhymed.errors import RhymedError
+from rhymed.core.config import Config
+from rhymed.core.errors import RhymedError
 from rhymed_store.client import StoreClient
 from tests.hostile.crash import StoreHistory, Tally, zygote
 from tests.hostile.disk import interposed

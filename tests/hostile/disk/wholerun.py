@@ -14,12 +14,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rhymed.errors import ConfigError, RhymedError
-from rhymed.history.compare.audit import audit
-from rhymed.history.compare.runs import compare_runs
-from rhymed.history.folder import open_folder
-from rhymed.launch import halves
-from rhymed.run.layout import RunLayout
+from rhymed.core.errors import ConfigError, RhymedError
+from rhymed.core.run.layout import RunLayout
+from rhymed.records.history.compare.audit import audit
+from rhymed.records.history.compare.runs import compare_runs
+from rhymed.records.history.folder import open_folder
+from rhymed.start.launch import resumable
 from tests.hostile.disk import interposed
 from tests.hostile.disk.cuts import Result, moments, of_cut
 from tests.hostile.disk.faults import END_S, SMALL
@@ -81,8 +81,8 @@ def _problems(there: Path, *, layout: RunLayout, saved: int, trained: int) -> li
     """Of the disk after a cut."""
     where = replace(layout, folder=there / "run")
     try:
-        halves.check(where)
-        found = halves.read(where)
+        resumable.check(where)
+        found = resumable.read(where)
     except RhymedError as error:
         return [f"it cannot be resumed: {error}"]
     end = found.store.end if found.store else 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from rhymed_broker.shell import liveness
+from rhymed_broker.shell import admission
 
 STEP_S = 0.9  # a tick that is later counts as a suspension of the process
 
@@ -53,13 +53,13 @@ def stopped() -> Iterator[Clock]:
     modules = [module for name, module in list(sys.modules.items()) if _is_shell(name, module)]
     for module in modules:
         module.time = clock  # type: ignore[attr-defined]
-    liveness.asyncio = SimpleNamespace(sleep=clock.sleep)  # type: ignore[assignment]
+    admission.asyncio = SimpleNamespace(sleep=clock.sleep)  # type: ignore[assignment]
     try:
         yield clock
     finally:
         for module in modules:
             module.time = time  # type: ignore[attr-defined]
-        liveness.asyncio = asyncio  # type: ignore[assignment]
+        admission.asyncio = asyncio  # type: ignore[assignment]
 
 
 def _is_shell(name: str, module: ModuleType) -> bool:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rhymed import messages
-from rhymed.messages import EVAL, Cursor, Drawn, Holding, SampleId, Score
+from rhymed.core import messages
+from rhymed.core.messages import EVAL, Cursor, Drawn, Holding, SampleId, Score
 from tests.hostile.protocol.peers import ACTORS, CAST, Peer, content
 
 MEMBER = {messages.Join, messages.Heartbeat, messages.Leave}

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rhymed import messages
-from rhymed.errors import NameTaken, PeerGone, WireError
-from rhymed.messages import EVAL, SampleId, SampleInfo, Score
-from rhymed.staleness import window
+from rhymed.core import messages
+from rhymed.core.errors import NameTaken, PeerGone, WireError
+from rhymed.core.messages import EVAL, SampleId, SampleInfo, Score
+from rhymed.core.steps import window
 from tests.hostile.protocol import turns
 from tests.hostile.protocol.actions import Action
 from tests.hostile.protocol.peers import Peer, content

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rhymed import messages
-from rhymed.errors import MalformedMessage, NotAllowed, Overloaded
-from rhymed.messages import SampleId
+from rhymed.core import messages
+from rhymed.core.errors import MalformedMessage, NotAllowed, Overloaded
+from rhymed.core.messages import SampleId
 from rhymed_broker.states import SETTLED, STATES, UNWRITTEN
 from rhymed_store.sessions import get_session
 from tests.hostile.protocol.fouls import Foul
@@ -84,7 +84,7 @@ def check_memory(world: World) -> None:
         "workers": len(broker.ledger.workers.by_name),
         "links": len(broker._delivery._peers),
         "names of dead ones": len(broker.ledger.workers.deaths),
-        "claims": sum(len(worker.claims) + len(worker.holding) for worker in broker.ledger.workers) // 1000,
+        "claims": sum(len(worker.claims) + len(worker.report.holding) for worker in broker.ledger.workers) // 1000,
         "early reports": sum(map(_size, broker._reports._early)) // 10_000,
         "writes": broker._outbox._writes.qsize(),
     }

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import zmq
 
-from rhymed import messages
-from rhymed.messages import SampleId, SampleInfo
-from rhymed.run.layout import RunLayout
-from rhymed.wire.keys import KeyRole
-from rhymed.wire.sockets import DONE, Client
+from rhymed.core import messages
+from rhymed.core.messages import SampleId, SampleInfo
+from rhymed.core.run.layout import RunLayout
+from rhymed.core.wire.keys import KeyRole
+from rhymed.core.wire.sockets import DONE, Client
 from rhymed_store.client import NewSample
 
 DEADLINE_S = 60.0  # of every answer; the machine may be busy

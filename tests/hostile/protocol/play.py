@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from rhymed import messages
-from rhymed.errors import MalformedMessage, RhymedError
+from rhymed.core import messages
+from rhymed.core.errors import MalformedMessage, RhymedError
 from tests.hostile.protocol import honest, invariants
 from tests.hostile.protocol.actions import Action, History
 from tests.hostile.protocol.clock import stopped

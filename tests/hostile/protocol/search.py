@@ -18,7 +18,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from rhymed.wire.keys import ROLES, make_keys
+from rhymed.core.wire.keys import ROLES, make_keys
 from tests.hostile.protocol import actions
 from tests.hostile.protocol.actions import KEPT, History, histories
 from tests.hostile.protocol.play import play

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rhymed.config import Config
-from rhymed.errors import AddressRefused
-from rhymed.run.layout import layout_of
-from rhymed.service.service import Service
+from rhymed.core.config import Config
+from rhymed.core.errors import AddressRefused
+from rhymed.core.run.layout import layout_of
+from rhymed.core.service.service import Service
 from rhymed_broker.service import BrokerService
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
@@ -80,15 +80,20 @@ class Servers:
 
     async def _start(self, make: Callable[[], Service]) -> None:
         """Once more while libzmq closes the socket of the server before, which it does in a thread of its own."""
+        why: BaseException | None = None
         for _ in range(TRIES):
-            service = make()
-            running = asyncio.create_task(service.run())
-            await until(partial(_is_decided, service, running), f"{service.name} opens")
-            if not (running.done() and isinstance(running.exception(), AddressRefused)):
+            try:
+                service = make()  # a broker binds when it is made, a store when it opens
+                running = asyncio.create_task(service.run())
+                await until(partial(_is_decided, service, running), f"{service.name} opens")
+                why = running.exception() if running.done() else None
+            except AddressRefused as error:
+                why = error
+            if not isinstance(why, AddressRefused):
                 self._running[service] = running
                 return
             await asyncio.sleep(0.1)
-        raise AssertionError(f"{service.name} cannot start: {running.exception()!r}")
+        raise AssertionError(f"a server cannot start: {why!r}")
 
     async def restart_broker(self) -> None:
         await self._stop(self.broker)
@@ -113,7 +118,7 @@ class Servers:
     def is_idle(self) -> bool:
         """Everything that arrived is done, and nothing is on its way to anybody."""
         broker, store = self.broker, self.store
-        links = (broker.server, broker.store._link, store._server)
+        links = (broker.server, broker.store._link, store.server)
         reading = broker._recovery.position is not None
         return not (
             reading

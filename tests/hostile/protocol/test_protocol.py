@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.wire.keys import ROLES, make_keys
+from rhymed.core.wire.keys import ROLES, make_keys
 from tests.hostile.protocol import search
 from tests.hostile.protocol.actions import Action, History, keep, read
 from tests.hostile.protocol.play import play

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rhymed import messages
-from rhymed.errors import RhymedError
-from rhymed.messages import Answer, SampleId, SampleInfo, Turn
+from rhymed.core import messages
+from rhymed.core.errors import RhymedError
+from rhymed.core.messages import Answer, SampleId, SampleInfo, Turn
 from rhymed_store.client import NewSample
 from rhymed_store.sessions import NewTurn, StoredSession, get_session, put_answer, put_turns
 from rhymed_workers.sessions.finish import joined

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import zmq
 
-from rhymed import messages
-from rhymed.errors import DeadlineExceeded, RemoteFailure, RhymedError
-from rhymed.messages import EVAL, SampleId
-from rhymed.wire.sockets import Client
+from rhymed.core import messages
+from rhymed.core.errors import DeadlineExceeded, RemoteFailure, RhymedError
+from rhymed.core.messages import EVAL, SampleId
+from rhymed.core.wire.sockets import Client
 from rhymed_broker.states import Sample
 from rhymed_store.client import NewSample
 from tests.hostile.protocol.clock import STEP_S, Clock
@@ -130,7 +130,7 @@ class World:
         """Where the message or its answer may be: bit 1: there is something to read."""
         if why := self.servers.failed():
             return why
-        server = self.servers.broker.server if to == "broker" else self.servers.store._server
+        server = self.servers.broker.server if to == "broker" else self.servers.store.server
         events = {end: end._socket.getsockopt(zmq.EVENTS) for end in (link, server)}
         return f"events of the peer {events[link]}, of the server {events[server]}, its tasks {server._tasks}"
 

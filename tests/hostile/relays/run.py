@@ -1,7 +1,7 @@
 """`python -m tests.hostile.relays.run`: a run whose weights reach its hosts through each other, while relays die.
 
 Store, broker, trainer and reward worker are on one host, every rollout worker is on a host of its own (network
-namespaces, see `rhymed.bench.hosts.network`) with a slow line, so that weights come from the trainer and from other
+namespaces, see `benchmarks.hosts.network`) with a slow line, so that weights come from the trainer and from other
 workers. One worker is killed in the middle of a transfer and comes back, another one is killed and does not. The same
 run is made with one worker on the trainer's host, which reads the trainer's file. Tokens depend on every bit of the
 weights (`worker`). It passes when `rhymed history compare` finds no difference, although relays died, and the
@@ -22,12 +22,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rhymed.bench.hosts.network import NETWORK, Hosts, missing_tools
-from rhymed.errors import ConfigError
-from rhymed.history.compare.audit import audit
-from rhymed.history.compare.runs import compare_runs
-from rhymed.history.folder import open_folder
-from rhymed.wire.keys import ROLES, make_keys
+from benchmarks.hosts.network import NETWORK, Hosts, missing_tools
+from rhymed.core.errors import ConfigError
+from rhymed.core.wire.keys import ROLES, make_keys
+from rhymed.records.history.compare.audit import audit
+from rhymed.records.history.compare.runs import compare_runs
+from rhymed.records.history.folder import open_folder
 from tests.stress import command
 from tests.stress.run import LiveRun, Shape, with_model
 

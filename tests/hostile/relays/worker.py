@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.config import Config, Rollout, Trace
-from rhymed.messages import SampleId
-from rhymed.run.layout import layout_of
-from rhymed.service.process import serve
+from rhymed.core.config import Config, Rollout, Trace
+from rhymed.core.messages import SampleId
+from rhymed.core.run.layout import layout_of
+from rhymed.core.service.process import serve
 from rhymed_workers.engines.trace import TraceBook, TraceEngine
 from rhymed_workers.rollout.worker import RolloutWorker
 

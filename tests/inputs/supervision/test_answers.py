@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import DataError
+from rhymed.core.config import Config
+from rhymed.core.errors import DataError
 from rhymed.inputs.render import load_renderer, load_tokenizer
-from rhymed.inputs.supervision.answers import Answers
+from rhymed.inputs.supervision import Answers
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Data, Teacher
-from rhymed.errors import ConfigError, DataError
+from rhymed.core.config import Data, Teacher
+from rhymed.core.errors import ConfigError, DataError
 from rhymed.inputs.render import Renderer
-from rhymed.inputs.supervision.demonstrations import UNLIMITED, TeacherRenderer
+from rhymed.inputs.supervision import UNLIMITED, TeacherRenderer
 
 
 def chat(row: dict[str, Any], teacher: dict[str, Any], **data: Any) -> list[dict[str, str]]:

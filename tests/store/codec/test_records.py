@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rhymed.errors import MalformedMessage, StoreDamaged
-from rhymed.messages import SampleId, SampleInfo
+from rhymed.core.errors import MalformedMessage, StoreDamaged
+from rhymed.core.messages import SampleId, SampleInfo
 from rhymed_store.codec import frames, masks, records
 
 prompts = st.binary(min_size=8, max_size=8).map(bytes.hex)

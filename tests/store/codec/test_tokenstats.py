@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rhymed.errors import StoreDamaged
-from rhymed.messages import SampleId
+from rhymed.core.errors import StoreDamaged
+from rhymed.core.messages import SampleId
 from rhymed_store.codec import tokenstats
 from rhymed_store.codec.records import journal_key
 from tests.store.stores import OTHER, PROMPT

@@ -7,13 +7,12 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from rhymed.errors import StoreDamaged
-from rhymed.messages import Cursor, Drawn, ForgetLogprobs, GetJournal, MarkSamples, PutScores, SampleId, Score
-from rhymed_store.codec import draws
+from rhymed.core.errors import StoreDamaged
+from rhymed.core.messages import Cursor, Drawn, ForgetLogprobs, GetJournal, MarkSamples, PutScores, SampleId, Score
+from rhymed_store.browse import Browse
+from rhymed_store.codec import records
 from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.browse import Browse
-from rhymed_store.integrity.repair import repair
-from rhymed_store.integrity.verify import verify
+from rhymed_store.integrity.repair import repair, verify
 from tests.store.stores import PROMPT, LocalStore, new_sample
 
 
@@ -69,9 +68,9 @@ def test_they_are_verified_and_one_that_is_damaged_is_named_and_left_out(store: 
     assert verify(folder).findings == []
     with lmdb.open(str(folder), max_dbs=20) as env, env.begin(write=True) as txn:
         meta = env.open_db(b"meta", txn=txn)
-        value = bytearray(txn.get(draws.key(1), db=meta))
+        value = bytearray(txn.get(records.drawn_key(1), db=meta))
         value[-3] ^= 1
-        txn.put(draws.key(1), bytes(value), db=meta)
+        txn.put(records.drawn_key(1), bytes(value), db=meta)
     (finding,) = verify(folder).findings
     assert "the prompts of step 1" in str(finding)
     with Reader(folder) as reader, pytest.raises(StoreDamaged, match="the prompts of step 1"):

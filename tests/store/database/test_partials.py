@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymed.errors import MalformedMessage
-from rhymed.messages import Done, PutPartials, SampleId
+from rhymed.core.errors import MalformedMessage
+from rhymed.core.messages import Done, PutPartials, SampleId
 from rhymed_store.client import StoreClient
 from rhymed_store.database import partials
 from tests.store.stores import OTHER, PROMPT, new_sample

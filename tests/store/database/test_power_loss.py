@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rhymed.messages import ForgetLogprobs, MarkSamples, PutPartials, PutScores, SampleId, Score
-from rhymed_store.integrity.verify import verify
+from rhymed.core.messages import ForgetLogprobs, MarkSamples, PutPartials, PutScores, SampleId, Score
+from rhymed_store.integrity.repair import verify
 from tests.store.damage import PROMPTS, content, write
 from tests.store.stores import PROMPT, LocalStore, new_sample
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from rhymed.errors import StoreDamaged, StoreError
+from rhymed.core.errors import StoreDamaged, StoreError
 from rhymed_store.database.probe import death, probe
 from rhymed_store.integrity.isolated import IsolatedReader
 from tests.store.stores import LocalStore, new_sample

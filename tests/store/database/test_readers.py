@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.errors import StoreDamaged, StoreError
+from rhymed.core.errors import StoreDamaged, StoreError
 from rhymed_store.database.tables import Reader
 from rhymed_store.database.transactions import Database
 

@@ -7,12 +7,10 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from rhymed.errors import StoreError
-from rhymed_store.database.tables import LATER, TABLES, Reader
-from rhymed_store.inspect.browse import Browse
-from rhymed_store.integrity.repair import repair
-from rhymed_store.integrity.verify import verify
-from tests.store.stores import PROMPT, LocalStore, new_sample
+from rhymed.core.errors import StoreError
+from rhymed_store.database.tables import TABLES, Reader
+from rhymed_store.integrity.repair import repair, verify
+from tests.store.stores import LocalStore, new_sample
 
 
 @pytest.mark.parametrize("schema", [1, 2, 4])
@@ -40,24 +38,3 @@ def test_a_folder_whose_store_was_killed_before_its_first_commit_is_new(tmp_path
     local.put(new_sample(0))
     local.database.close()
     assert verify(folder).counts["samples"] == 1
-
-
-def test_a_store_of_an_earlier_release_lacks_the_later_tables_and_is_used(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "store"
-    local = LocalStore(folder)
-    local.put(new_sample(0))
-    local.database.close()
-    with lmdb.open(str(folder), max_dbs=16, map_size=1 << 24) as env, env.begin(write=True) as txn:
-        for name in LATER:
-            txn.drop(env.open_db(name.encode(), txn=txn))
-    with Reader(folder) as reader:
-        assert not set(LATER) & set(reader.tables)
-        assert [each.parts for each in Browse(reader).responses(PROMPT)] == [None]
-    assert verify(folder).sound
-    local = LocalStore(folder)
-    local.put(new_sample(1))
-    local.database.close()
-    with Reader(folder) as reader:
-        assert set(reader.tables) == set(TABLES)

@@ -10,7 +10,7 @@ from tests.store.test_sessions import ONE, TWO, answer, begin, new_turn
 
 
 def damage(service: StoreService, key: bytes) -> None:
-    database = service._database
+    database = service.database
     with database._env.begin(write=True) as txn:
         value = bytes(txn.get(key, db=database.tables["turns"]))
         txn.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=database.tables["turns"])

@@ -6,43 +6,28 @@ import asyncio
 import logging
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import StoreFull, Unusable
-from rhymed.messages import SampleId, Score
-from rhymed.run.layout import layout_of
+from rhymed.core.config import Config
+from rhymed.core.errors import StoreFull, Unusable
+from rhymed.core.messages import SampleId, Score
+from rhymed.core.run.layout import layout_of
 from rhymed_store.client import NewSample, StoreClient
-from rhymed_store.integrity.verify import verify
+from rhymed_store.integrity.repair import verify
 from rhymed_store.service import StoreService
+from tests.disks import fill, small_disk
 from tests.store.stores import PROMPT, LocalStore, new_sample, start_process
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 24 MiB of our own."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", mount], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {made.stderr.decode().strip()}")
-    yield mount
-    subprocess.run(["umount", mount], check=True)
-
-
-def fill(disk: Path, leave: int = 0) -> Path:
-    """Everything but `leave` bytes."""
-    with (disk / "filler").open("wb", buffering=0) as filler:
-        while (free := shutil.disk_usage(disk).free - leave) > 0:
-            filler.write(bytes(min(free, 1 << 20)))
-    return disk / "filler"
+    with small_disk(tmp_path / "disk", "24m") as mount:
+        yield mount
 
 
 async def put_until_full(client: StoreClient, acknowledged: list[NewSample], match: str) -> None:

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rhymed.config import Config
-from rhymed.errors import MalformedMessage, StoreFull, UnknownSample
-from rhymed.messages import EVAL, PutTokenStats, SampleId
-from rhymed.run.layout import RunLayout
+from rhymed.core.config import Config
+from rhymed.core.errors import MalformedMessage, StoreFull, UnknownSample
+from rhymed.core.messages import EVAL, PutTokenStats, SampleId
+from rhymed.core.run.layout import RunLayout
+from rhymed_store.browse import Browse
 from rhymed_store.client import StoreClient
 from rhymed_store.database.tables import Reader
-from rhymed_store.database.tokenstats import TABLE, TokenStatsWrites, ready
-from rhymed_store.inspect.browse import Browse
-from rhymed_store.integrity.repair import repair
-from rhymed_store.integrity.verify import verify
+from rhymed_store.database.writes import TABLE, TokenStatsWrites, ready
+from rhymed_store.integrity.repair import repair, verify
 from rhymed_store.service import StoreService
 from tests.store.stores import PROMPT, LocalStore, new_sample
 

@@ -13,8 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymed.errors import FilesLost, MalformedMessage, RunMismatch, StoreDamaged, StoreError, StoreFull, UnknownSample
-from rhymed.messages import (
+from rhymed.core.errors import (
+    FilesLost,
+    MalformedMessage,
+    RunMismatch,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    UnknownSample,
+)
+from rhymed.core.messages import (
     EVAL,
     ForgetLogprobs,
     GetHistory,
@@ -29,11 +37,11 @@ from rhymed.messages import (
     SampleId,
     Score,
 )
+from rhymed_store.browse import Browse
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.database.stream import Stream
 from rhymed_store.database.tables import Reader
 from rhymed_store.database.transactions import Batch
-from rhymed_store.inspect.browse import Browse
 from tests.store.stores import OTHER, PROMPT, LocalStore, new_sample
 
 
@@ -270,6 +278,13 @@ def test_the_folder_of_another_run_is_refused(local: LocalStore) -> None:
         local.do(lambda b: local.writes.open_run(b, OpenRun(run="second", fingerprint="f1")))
     with pytest.raises(RunMismatch, match=r"f1.*f2"):
         local.do(lambda b: local.writes.open_run(b, OpenRun(run="first", fingerprint="f2")))
+
+
+def test_a_run_whose_folder_was_renamed_keeps_its_store(local: LocalStore) -> None:
+    for name, id in (("first", "a1"), ("renamed", "a1")):
+        local.do(lambda b, name=name, id=id: local.writes.open_run(b, OpenRun(run=name, fingerprint="f1", id=id)))
+    with pytest.raises(RunMismatch, match=r"'renamed'.*'other'"):
+        local.do(lambda b: local.writes.open_run(b, OpenRun(run="other", fingerprint="f1", id="b2")))
 
 
 def test_a_folder_has_one_store(local: LocalStore, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,14 @@ import lmdb
 import numpy as np
 import pytest
 
-from rhymed.errors import RhymedError, StoreDamaged, StoreError
-from rhymed.messages import GetSamples, PutScores, SampleId, Score
+from rhymed.core.errors import RhymedError, StoreDamaged, StoreError
+from rhymed.core.messages import GetSamples, PutScores, SampleId, Score
+from rhymed_store.browse import Browse
 from rhymed_store.codec.records import journal_key, sample_key, unpack_record
 from rhymed_store.database.probe import probe
 from rhymed_store.database.reads import Reads
 from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.browse import Browse
-from rhymed_store.integrity.repair import copy, repair
-from rhymed_store.integrity.verify import verify
+from rhymed_store.integrity.repair import copy, repair, verify
 from tests.store.damage import BEGUN, content, same, write
 from tests.store.stores import PROMPT, LocalStore, new_sample
 
@@ -119,8 +119,10 @@ def test_what_is_changed_is_named_and_a_repair_leaves_only_that_out(
     assert report.counts["samples"] == 96 - (table in (b"samples", b"logprobs"))
 
 
-def test_loss_weights_are_verified_with_the_log_probs_and_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("floors", [None, np.arange(-5, 0, dtype=np.float32)])
+def test_loss_weights_are_verified_with_the_log_probs_and_saved(tmp_path: Path, floors: Any) -> None:
     given, store = [new_sample(0, index, length=5) for index in range(2)], LocalStore(tmp_path / "store")
+    given = [replace(sample, floors=floors) for sample in given]
     ids, half = [sample.info.id for sample in given], np.full(5, 0.5, np.float32).tobytes()
     store.put(*given)
     scores = PutScores(scores=[Score(id=id, reward=1.0, weight=2.0) for id in ids], weighted=[0, 5])
@@ -133,6 +135,8 @@ def test_loss_weights_are_verified_with_the_log_probs_and_saved(tmp_path: Path) 
     with Reader(store.database.folder) as reader:
         answer, arrays = Reads(reader).samples(GetSamples(samples=[ids[1]], logprobs=True))
     assert (answer.weights, answer.weighted, bytes(arrays[-1])) == ([2.0], [True], half)
+    assert answer.floored == ([] if floors is None else [True])
+    assert bytes(arrays[1][20:]) == (b"" if floors is None else floors.tobytes())
 
 
 def test_parts_of_a_reward_are_verified_and_saved(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from typing import Any
 
 import pytest
 
-from rhymed_workers.engines.activity import BUSY, KINDS, ActivityReader, ActivityWriter, kind_of
+from rhymed.histospec.plugin import runner_v2_class
+from rhymed.histospec.versions import RUNNER
+from rhymed_workers.engines import activity
+from rhymed_workers.engines.activity import ACTIVITY_FILE, BUSY, KINDS, ActivityReader, ActivityWriter, kind_of
 
 WRITER = """
 import select, sys, time
@@ -59,7 +63,7 @@ def test_seconds_of_the_present_activity_count_up_to_now(reader: ActivityReader)
     before = writer.enter(KINDS.index("draft"))
     assert writer.enter(before) == KINDS.index("draft")
     writer.enter(KINDS.index("idle"))
-    assert not reader.path.exists(), "nothing is left behind by who is killed"
+    assert reader.path.is_relative_to("/proc"), "nothing is left behind by who is killed"
     last = reader.seconds()
     time.sleep(0.02)
     assert reader.seconds() == last, "idle is not busy"
@@ -114,3 +118,38 @@ def step(scheduled: dict[str, int], drafts: dict[str, list[int]] | None = None) 
 )
 def test_what_a_step_does(given: Any, kind: str) -> None:
     assert KINDS[kind_of(given)] == kind
+
+
+@pytest.mark.filterwarnings("ignore")  # vLLM's own
+@pytest.mark.parametrize("module", ["vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"])
+def test_steps_of_either_model_runner_count(
+    module: str, reader: ActivityReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm")
+    first = importlib.import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
+    runner_class = importlib.import_module(module).GPUModelRunner
+    monkeypatch.setenv(ACTIVITY_FILE, str(reader.path))
+    monkeypatch.delenv(RUNNER, raising=False)
+
+    def execute_model(runner: Any, scheduler_output: Any, dummy_run: bool = False) -> str:
+        return "made"
+
+    for name in ("execute_model", "propose_draft_token_ids"):
+        monkeypatch.setattr(first, name, execute_model)
+    monkeypatch.setattr(runner_class, "execute_model", execute_model)
+    assert activity.install()
+    assert activity.install()
+    runner = SimpleNamespace(parallel_config=SimpleNamespace(rank=0))
+    assert runner_class.execute_model(runner, step({"a": 1}), dummy_run=True) == "made"
+    assert reader.seconds() == {"decode": 0}, "nothing is written yet"
+    assert runner_class.execute_model(runner, step({"a": 4, "b": 1}, {"a": [7, 8, 9]})) == "made"
+    time.sleep(0.01)
+    assert runner_class.execute_model(runner, step({})) == "made"
+    told = reader.seconds()
+    assert told["verify"] >= 0.01
+    assert sum(told.values()) == told["verify"]
+
+
+def test_an_engine_of_the_first_runner_does_not_load_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUNNER, "0")
+    assert runner_v2_class() is None

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import DataError
-from rhymed.messages import SampleId
+from rhymed.core.config import Config
+from rhymed.core.errors import DataError
+from rhymed.core.messages import SampleId
 from rhymed_workers.engines.base import Output, Sampling, Task
-from rhymed_workers.engines.build import build_engine
-from rhymed_workers.engines.dataset import DatasetEngine
+from rhymed_workers.engines.build import DatasetEngine, build_engine
 
 ROWS = {"one": {"prompt": "1", "answer": "yes"}, "two": {"prompt": "2", "answer": "far too long an answer"}}
 

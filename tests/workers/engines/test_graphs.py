@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 import vllm.config  # before it is asked for the platform
 import vllm.platforms
 
-from rhymed.config import Config
+from rhymed.core.config import Config
 from rhymed_workers.engines import launch
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's own
@@ -27,7 +27,7 @@ def arguments(monkeypatch: pytest.MonkeyPatch, *, cpu: bool, **drafts: object) -
 def test_an_engine_that_drafts_on_a_gpu_has_full_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = arguments(monkeypatch, cpu=False)
     assert made["speculative_config"]["num_speculative_tokens"] == 31
-    assert made["compilation_config"]["cudagraph_mode"] == "FULL"
+    assert made["compilation_config"]["cudagraph_mode"] == "FULL_AND_PIECEWISE"
     assert made["compilation_config"]["cudagraph_capture_sizes"][:2] == [32, 64]
 
 

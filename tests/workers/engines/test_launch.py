@@ -6,21 +6,27 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rhymed.config import Config
+from rhymed.core.config import Config
+from rhymed.core.errors import EngineError
 from rhymed.histospec.settings import Settings, read_settings
-from rhymed.histospec.versions import RUNNER
+from rhymed.histospec.versions import RUNNER, RUNNERS
 from rhymed_workers.engines import launch
-from rhymed_workers.engines.adapter.attached import BATCH_INVARIANT
 from rhymed_workers.engines.launch import (
+    BATCH_INVARIANT,
     CPU_ENVIRONMENT,
     LOGGING,
     _speculation,
+    arguments,
     end_children,
     environment,
+    is_recurrent,
+    supported,
+    take_runner,
 )
 
 
@@ -73,7 +79,87 @@ def test_nothing_is_left_for_other_processes_to_look_for(monkeypatch: pytest.Mon
     assert not file.exists()
 
 
-def test_the_first_model_runner_is_asked_for_where_ours_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_model_runner_gets_the_drafter_by_a_method_that_it_knows() -> None:
+    drafts = Config().drafts
+    made = [_speculation(drafts, keyed=True, runner=one)["speculative_config"] for one in ("v1", "v2")]
+    assert [one["method"] for one in made] == ["custom_class", "ngram"]
+    assert made[0]["model"] == made[1]["model"]
+
+
+@pytest.mark.parametrize(("longest", "depth", "width"), [(32, 3, 33), (32, 4, 32), (2, 5, 5)])
+def test_a_head_of_vllm_keeps_its_configuration_and_history_may_draft_more(
+    longest: int, depth: int, width: int
+) -> None:
+    own = {"method": "eagle3", "model": "head", "num_speculative_tokens": depth}
+    drafts = Config().drafts.model_copy(update={"method": "history+engine", "max_length": longest})
+    made = _speculation(drafts, keyed=True, runner="v2", own=own)
+    assert made["speculative_config"] == own | {"num_speculative_tokens": width}
+    assert read_settings(made["additional_config"]).engine == depth
+
+
+TAKEN = [  # rollout.runner, the environment's, the run's, version, Triton; the runner, or words of the error
+    ("auto", "", "", "0.32.0", True, "v1"),
+    ("auto", "1", "", "0.32.0", True, "v2"),
+    ("v2", "", "", "0.33.0", True, "v2"),
+    ("auto", "", "", "0.32.0", False, "v1"),
+    ("auto", "", "", "0.26.0", True, "v1"),
+    ("auto", "0", "", "0.32.0", True, "v1"),
+    ("auto", "1", "", "0.26.0", True, "has no model runner V2 that rhymed knows"),
+    ("v1", "", "", "0.33.0", True, "v1"),
+    ("v2", "", "", "0.33.0", False, "needs Triton with a backend for this device: set rollout.runner"),
+    ("auto", "", "v1", "0.33.0", True, "v1"),
+    ("v2", "", "v1", "0.33.0", True, "v1"),
+    ("v1", "", "v2", "0.33.0", True, "v2"),
+    ("auto", "", "v2", "0.33.0", False, "the run began with model runner V2, but"),
+    ("auto", "", "", "0.34.0", True, "v2"),
+    ("auto", "0", "v2", "1.0.0+cpu", True, "v2"),
+    ("auto", "", "", "0.34.0", False, "0.34.0 is unknown to .*: install .* but it needs Triton"),
+    ("v1", "", "", "0.34.0", True, "0.34.0 is unknown to .*: install .* but rollout.runner = 'v1'"),
+    ("auto", "", "v1", "0.34.0", True, "0.34.0 is unknown to .*: install .* but the run began with V1"),
+]
+
+
+@pytest.mark.parametrize(("asked", "chosen", "kept", "version", "triton", "expected"), TAKEN)
+def test_an_engine_takes_the_runner_that_can_be_had_and_a_run_keeps_it(
+    asked: str,
+    chosen: str,
+    kept: str,
+    version: str,
+    triton: bool,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
+    monkeypatch.setitem(sys.modules, "vllm.triton_utils", SimpleNamespace(HAS_TRITON=triton))
+    monkeypatch.setenv(RUNNER, chosen)
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    if kept:
+        (folder / launch.KEPT).write_text(kept)
+    config = Config.model_validate({"run": {"folder": str(tmp_path), "name": "kept"}, "rollout": {"runner": asked}})
+    if expected not in ("v1", "v2"):
+        with pytest.raises(EngineError, match=expected):
+            take_runner(config)
+        return
+    assert take_runner(config) == expected
+    assert os.environ[RUNNER] == RUNNERS[expected]
+    monkeypatch.setenv(RUNNER, "")
+    assert take_runner(config) == expected, "the folder has it"
+
+
+def test_without_keyed_sampling_and_drafts_vllm_chooses_the_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.26.0"))
+    monkeypatch.setitem(sys.modules, "vllm.triton_utils", SimpleNamespace(HAS_TRITON=False))
+    monkeypatch.setenv(RUNNER, "1")
+    tree = {"run": {"folder": str(tmp_path)}, "rollout": {"sampler": "vllm"}, "drafts": {"method": "none"}}
+    assert take_runner(Config.model_validate(tree)) == ""
+    assert os.environ[RUNNER] == "1"
+
+
+def test_the_first_model_runner_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for wanted, expected in ((False, None), (True, "0")):
         monkeypatch.setattr(os, "environ", {n: v for n, v in os.environ.items() if n not in (LOGGING, RUNNER)})
         environment(first_runner=wanted)
@@ -136,3 +222,26 @@ def test_what_a_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     environment()
     end_children()
     assert os.environ[LOGGING] == "/somewhere/mine.json"
+
+
+def test_on_a_cpu_a_model_that_carries_a_state_has_neither_drafts_nor_cached_prefixes(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM 0.32 dies when it takes a state back there, and caches states only if prompts may be cut into chunks."""
+    from transformers import Lfm2Config
+
+    kinds = ["conv", "full_attention"]
+    Lfm2Config(num_hidden_layers=2, layer_types=kinds, hidden_size=64).save_pretrained(tmp_path / "lfm2")
+    config = Config.model_validate({"drafts": {"method": "history"}})
+    for folder, carries in ((tmp_path / "lfm2", True), (tiny_model, False)):
+        assert is_recurrent(folder) is carries
+        found = supported(config, folder)
+        assert found.drafts.method == ("none" if carries else "history")
+        assert arguments(found, folder)["enable_prefix_caching"] is not carries
+        assert ("speculative_config" in arguments(found, folder)) is not carries
+        assert found.rollout.sampler == "keyed"
+    head = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
+    owned = {"rollout": {"runner": "v2", "engine_args": head}, "drafts": {"method": "history+engine"}}
+    found = supported(Config.model_validate(owned), tmp_path / "lfm2")
+    assert "speculative_config" not in arguments(found, tmp_path / "lfm2", "v2"), "the engine's own head is off, too"
+    assert [record.getMessage().partition(":")[0] for record in caplog.records].count("drafts are off") == 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rhymed_workers.engines.gpus.memory import EngineMemory, Storage
+from rhymed_workers.engines.memory import EngineMemory, Storage
 
 torch = pytest.importorskip("torch")
 
@@ -27,15 +27,15 @@ class Llm:
         return called
 
 
-def memory(llm: Llm, *, cpu: bool, quantized: bool = False) -> EngineMemory:
-    made = EngineMemory(llm, quantized=quantized)
+def memory(llm: Llm, *, cpu: bool, keep_weights: bool = False) -> EngineMemory:
+    made = EngineMemory(llm, keep_weights=keep_weights)
     made.__dict__["_cpu"] = cpu
     return made
 
 
-async def slept_and_woken(*, cpu: bool, quantized: bool = False) -> list[str]:
+async def slept_and_woken(*, cpu: bool, keep_weights: bool = False) -> list[str]:
     llm = Llm()
-    one = memory(llm, cpu=cpu, quantized=quantized)
+    one = memory(llm, cpu=cpu, keep_weights=keep_weights)
     await one.wake_weights()
     await one.wake_cache()
     assert llm.calls == [], "it is awake"
@@ -51,10 +51,12 @@ async def slept_and_woken(*, cpu: bool, quantized: bool = False) -> list[str]:
 PAUSE = ["pause_generation(mode=keep, clear_cache=False)", "reset_prefix_cache(reset_running_requests=True)"]
 
 
-@pytest.mark.parametrize(("quantized", "level"), [(False, 2), (True, 1)])
-async def test_on_a_gpu_weights_wake_before_they_are_loaded_and_the_cache_after(quantized: bool, level: int) -> None:
+@pytest.mark.parametrize(("keep_weights", "level"), [(False, 2), (True, 1)])
+async def test_on_a_gpu_weights_wake_before_they_are_loaded_and_the_cache_after(
+    keep_weights: bool, level: int
+) -> None:
     woken = ["wake_up(tags=['weights'])", "load", "wake_up(tags=['kv_cache'])"]
-    assert await slept_and_woken(cpu=False, quantized=quantized) == [
+    assert await slept_and_woken(cpu=False, keep_weights=keep_weights) == [
         *PAUSE,
         f"sleep(level={level}, mode=keep)",
         *woken,

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import ConfigError
-from rhymed_workers.engines.gpus import options
-from rhymed_workers.engines.gpus.fit import cure, explain
+from rhymed.core.config import Config
+from rhymed.core.errors import ConfigError
+from rhymed_workers.engines import options
 
 CONTRACTS = Path(__file__).parents[2] / "data" / "vllm"
 KNOWN = {
@@ -61,6 +60,15 @@ def test_further_arguments_are_passed_as_they_are() -> None:
         chosen(engine_args={"enforce_eger": True})
 
 
+def test_a_head_is_named_among_them_if_it_drafts_beside_history() -> None:
+    head = {"method": "eagle3", "model": "head", "num_speculative_tokens": 3}
+    rollout = {"runner": "v2", "engine_args": {"speculative_config": head}}
+    with_head = Config.model_validate({"rollout": rollout, "drafts": {"method": "history+engine"}})
+    assert options.chosen(with_head, cpu=True) == {}, "`launch` passes it"
+    with pytest.raises(ConfigError, match="speculative_config: this follows from \\[drafts\\]"):
+        options.chosen(Config.model_validate({"rollout": rollout}), cpu=True)
+
+
 def test_every_name_in_the_tables_is_an_argument_of_the_installed_vllm() -> None:
     pytest.importorskip("vllm")
     known = options.engine_arguments()
@@ -98,6 +106,8 @@ def _named(tree: Any, name: str) -> list[str]:
         ("enforce_eager", 1, "vLLM expects bool"),
         ("tensor_parallel_size", 2, "set that instead"),
         ("weight_transfer_config", {}, "leave it out"),
+        ("compilation_config", {"cudagraph_mode": "FULL"}, "attention to prompts is wrong"),
+        ("compilation_config", {"cudagraph_mode": "PIECEWISE"}, ""),
     ],
 )
 def test_what_is_wrong_with_a_further_argument(name: str, value: Any, problem: str) -> None:
@@ -109,16 +119,3 @@ def test_what_is_wrong_with_a_further_argument(name: str, value: Any, problem: s
 def test_without_vllm_only_our_own_names_are_checked() -> None:
     assert list(options.problems({"anything": 1}, None)) == []
     assert len(list(options.problems({"model": "x"}, None))) == 1
-
-
-def test_an_engine_that_does_not_fit_names_what_to_change(tmp_path) -> None:
-    log = tmp_path / "rollout-0.log"
-    log.write_text("ValueError: Free memory on device cuda:0 (3/80 GiB) on startup is less than desired\n")
-    begun = log.stat().st_size
-    with log.open("a") as stream:
-        stream.write("ValueError: No available memory for the cache blocks. Try increasing\n")
-    failed = RuntimeError("Engine core initialization failed. See root cause above.")
-    assert "rollout.quantization" in explain(failed, log, begun)
-    assert explain(failed, log, log.stat().st_size) == str(failed), "an earlier start wrote that"
-    assert "rollout.exact = 'distribution'" in cure("VLLM batch_invariant mode is not supported for FOO")
-    assert explain(failed, None) == str(failed)

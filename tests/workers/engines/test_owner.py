@@ -17,7 +17,7 @@ subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[2]], start_new_sessi
 BETWEEN = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 ENGINE = """
 import time
-from rhymed_workers.engines.owner import end_with_owner
+from rhymed_workers.engines.extension import end_with_owner
 end_with_owner()
 print("open", flush=True)
 time.sleep(300)

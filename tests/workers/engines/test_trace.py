@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import DataError, EngineError
+from rhymed.core.config import Config
+from rhymed.core.errors import DataError, EngineError
+from rhymed.core.messages import SampleId
 from rhymed.histospec.drafts.yields import accepted
-from rhymed.messages import SampleId
 from rhymed_workers.engines.base import DraftReport, Output, Task, sampling_for
 from rhymed_workers.engines.trace import TraceBook, TraceEngine
 from rhymed_workers.sessions.calls import hermes
@@ -43,7 +43,7 @@ def test_a_response_is_a_function_of_the_sample_alone() -> None:
     id = SampleId(step=3, prompt="00ff00ff00ff00ff", index=2)
     tokens, logprobs, reason = book_of(config()).response(id)
     code = (
-        "from rhymed.config import Config; from rhymed.messages import SampleId;"
+        "from rhymed.core.config import Config; from rhymed.core.messages import SampleId;"
         " from rhymed_workers.engines.trace import TraceBook;"
         " book = TraceBook(Config().trace, Config().rollout);"
         " t, p, r = book.response(SampleId(step=3, prompt='00ff00ff00ff00ff', index=2));"
@@ -60,7 +60,7 @@ def test_turns_call_tools_each_with_a_key_of_its_own_until_the_last() -> None:
     for number in range(100):
         id = SampleId(step=0, prompt=f"{number:016x}", index=0)
         tokens, _, reason = book.response(id, 256)
-        calls, malformed = hermes(bytes(int(token) for token in tokens if token < 256).decode(errors="replace"))
+        calls, malformed, _ = hermes(bytes(int(token) for token in tokens if token < 256).decode(errors="replace"))
         assert (malformed, reason) == ("", "stop")
         assert {call.name for call in calls} <= {"add", "look"}
         keys |= {str(call.arguments["key"]) for call in calls}
@@ -255,14 +255,14 @@ async def test_tokens_of_another_response_are_not_kept() -> None:
         wait = asyncio.ensure_future(engine.generate(task(settings, IDS[0], other)))
         while not engine.progress().get(IDS[0]):
             await asyncio.sleep(0)
-        assert engine.progress()[IDS[0]] == 101  # one comes beside them
+        assert engine.progress()[IDS[0]] == 101  # one comes with them
         assert (await wait).tokens.tolist() == tokens.tolist()
     finally:
         await engine.close()
 
 
 async def kept(keep: float, version: int) -> list[int]:
-    """Of each sample's 400 tokens: what the first pass leaves, without the token that comes beside them."""
+    """Of each sample's 400 tokens: what the first pass leaves, without the token that comes with them."""
     settings = long(keep, step_s=0.2)
     engine, book = engine_of(settings), book_of(settings)
     await engine.open()

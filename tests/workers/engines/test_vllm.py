@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -19,13 +21,12 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from rhymed.config import Config
-from rhymed.errors import DataError, EngineError
+from rhymed.core.config import Config
+from rhymed.core.errors import DataError, EngineError
+from rhymed.core.messages import SampleId
 from rhymed.histospec.drafts.yields import accepted
-from rhymed.messages import SampleId
-from rhymed_workers.engines.adapter.client import watch
-from rhymed_workers.engines.adapter.labels import Labels
 from rhymed_workers.engines.base import Output, Sampling, Task, sampling_for
+from rhymed_workers.engines.client import Labels, watch
 from tests.packages import needs
 
 torch = pytest.importorskip("torch")
@@ -65,17 +66,25 @@ def versions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     return paths
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(tiny_model: Path) -> AsyncIterator[Any]:
+@contextlib.asynccontextmanager
+async def opened(model: Path, **rollout: Any) -> AsyncIterator[Any]:
     from rhymed_workers.engines.vllm import VllmEngine
 
     before = dict(os.environ)  # vLLM's processes inherit what the engine sets there; those of other tests must not
-    engine = VllmEngine(config(tiny_model, temperature=0.7, top_k=50, top_p=0.9), tiny_model)
-    await engine.open()
-    yield engine
-    await engine.close()
-    os.environ.clear()
-    os.environ.update(before)
+    engine = VllmEngine(config(model, **rollout), model)
+    try:
+        await engine.open()
+        yield engine
+    finally:
+        await engine.close()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tiny_model: Path) -> AsyncIterator[Any]:
+    async with opened(tiny_model, temperature=0.7, top_k=50, top_p=0.9) as engine:
+        yield engine
 
 
 def sampling_of(config: Config, id: SampleId) -> Sampling:
@@ -166,6 +175,31 @@ async def test_ends_at_the_limit_or_at_the_end_token(engine: Any) -> None:
         assert output.finish_reason == ("stop" if ended else "length")
         assert ended or len(output.tokens) == engine._config.rollout.max_response_length
         assert EOS not in output.tokens[:-1]
+
+
+async def test_a_stop_string_ends_a_sample_at_the_same_token_with_drafts_and_beside_others(engine: Any) -> None:
+    wholes = [await engine.generate(task(engine, index, step=30)) for index in range(6)]
+    asked, expected = [], []
+    for index, whole in enumerate(wholes):
+        tokens = whole.tokens.tolist()
+        texts = [engine._tokenizer.decode(tokens[:end]) for end in range(1, len(tokens) + 1)]
+        last = next(end for end in range(len(tokens) // 2, len(tokens)) if texts[end][-1].isascii())
+        string = texts[last][-1]
+        job = task(engine, index, step=30, carried=tokens if index % 2 else [])  # drafts go on after the string
+        asked.append(
+            dataclasses.replace(job, sampling=dataclasses.replace(job.sampling, stop=("no such text", string)))
+        )
+        expected.append(tokens[: 1 + next(end for end, text in enumerate(texts) if string in text)])
+    for outputs in (
+        await asyncio.gather(*map(engine.generate, asked)),
+        [await engine.generate(job) for job in asked],
+    ):
+        assert [output.tokens.tolist() for output in outputs] == expected
+        for output, whole in zip(outputs, wholes, strict=True):
+            assert output.finish_reason == "stop"
+            assert output.versions == [(whole.versions[0][0], len(output.tokens))]
+            assert np.allclose(output.logprobs, whole.logprobs[: len(output.tokens)], atol=1e-3)
+    assert not engine._client._cutters
 
 
 async def test_weights_that_change_in_flight(engine: Any, tiny_model: Path, versions: list[Path]) -> None:
@@ -372,7 +406,7 @@ def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     """Two adapters on all linear layers, as a trainer publishes them, far from zero."""
     from safetensors.torch import save_file
 
-    from rhymed.config import Lora
+    from rhymed.core.config import Lora
     from rhymed_workers.trainer.policy.lora import LoraPolicy
 
     folder, paths = tmp_path_factory.mktemp("adapters"), []
@@ -422,9 +456,9 @@ async def test_an_adapter_samples_what_its_merged_weights_sample(
 async def test_an_adapter_of_another_model_is_refused(engine: Any, adapters: list[Path], tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    from rhymed_workers.lora.about import read
+    from rhymed_workers.lora.folder import read_about
 
-    about = read(adapters[0])
+    about = read_about(adapters[0])
     assert about is not None
     foreign = dataclasses.replace(about, digest="0" * 32, base="another model")
     save_file(load_file(adapters[0]), tmp_path / "a.safetensors", metadata=foreign.metadata())
@@ -444,7 +478,7 @@ async def test_an_adapter_of_another_model_is_refused(engine: Any, adapters: lis
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from rhymed.config import Config
+from rhymed.core.config import Config
 from rhymed_workers.engines.vllm import VllmEngine
 
 async def main():
@@ -500,3 +534,41 @@ async def test_what_the_engines_steps_do_is_told_second_by_second(engine: Any) -
     best = max(range(8), key=lambda index: len(outputs[index].tokens))
     await engine.generate(task(engine, best, step=20, carried=outputs[best].tokens.tolist()))
     assert engine.seconds()["verify"] > after["verify"], "what it made before was verified"
+
+
+def mixture(tiny_model: Path, folder: Path, seed: int) -> Path:
+    """A mixture whose experts decide what it says. vLLM pads them: its kernel does not know their width."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shutil.copytree(tiny_model, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    tiny = json.loads((tiny_model / "config.json").read_text())
+    sizes = {key: tiny[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
+    sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_key_value_heads": 2}
+    network = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("qwen3_moe", **sizes, head_dim=32, eos_token_id=EOS)
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in network.parameters():
+            if weight.ndim > 1:
+                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    network.float().save_pretrained(folder)
+    return folder
+
+
+async def test_a_mixture_samples_from_the_experts_that_were_loaded(tiny_model: Path, tmp_path: Path) -> None:
+    """vLLM packs experts for the CPU's kernel when it starts; each load has to pack them again."""
+    from transformers import AutoModelForCausalLM
+
+    models = [mixture(tiny_model, tmp_path / str(seed), seed) for seed in range(2)]
+    async with opened(models[0], max_response_length=24) as engine:
+        for version, model in enumerate([None, models[0], models[1]]):
+            if model is not None:
+                await engine.load(version, model / "model.safetensors")
+            network = AutoModelForCausalLM.from_pretrained(model or models[0], dtype=torch.float32)
+            for output in await asyncio.gather(*(engine.generate(task(engine, index)) for index in range(3))):
+                tokens = torch.tensor([*PROMPT, *output.tokens.tolist()])
+                with torch.no_grad():
+                    logp = network(tokens[None]).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+                found = logp.gather(1, tokens[len(PROMPT) :, None])[:, 0].numpy()
+                np.testing.assert_allclose(output.logprobs, found, atol=2e-4, err_msg=f"version {version}")

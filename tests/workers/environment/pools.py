@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rhymed.config import Config
+from rhymed.core.config import Config
 from rhymed_workers.environment.pool import Environments
-from rhymed_workers.environment.protocol import Stepped, Wanted
-from rhymed_workers.sessions.calls import Read
+from rhymed_workers.environment.protocol import Stepped
+from rhymed_workers.sessions.calls import Read, Wanted
 
 CHAT = [{"role": "user", "content": "Begin."}]
 
@@ -22,13 +22,16 @@ def maker(folder: Path, text: str) -> Make:
     file.write_text(text)
 
     def make(
-        tools: str = "", factory: str = "", reward: dict[str, Any] | None = None, **settings: Any
+        tools: str = "",
+        factory: str = "",
+        reward: dict[str, Any] | None = None,
+        run: Path | None = None,
+        **settings: Any,
     ) -> Environments:
         named = {key: f"{file}:{name}" for key, name in (("tools", tools), ("factory", factory)) if name}
         section = {"processes": 1, "timeout_s": 60.0, **named, **settings}
-        return Environments(
-            Config.model_validate({"environment": section, "reward": {"scorer": "exact", **(reward or {})}})
-        )
+        tree = {"environment": section, "reward": {"scorer": "exact", **(reward or {})}}
+        return Environments(Config.model_validate(tree), run)
 
     return make
 

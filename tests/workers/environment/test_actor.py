@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import EnvironmentFailed, EnvironmentLost
-from rhymed.messages import EVAL, SampleId, Turn
-from rhymed.run.layout import layout_of
+from rhymed.core.config import Config
+from rhymed.core.errors import EnvironmentFailed, EnvironmentLost
+from rhymed.core.messages import EVAL, SampleId, Turn
+from rhymed.core.run.layout import layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
 from rhymed_store.sessions import NewTurn, begin_calls, get_session, put_answer, put_turns
@@ -99,9 +99,11 @@ class Reader:
         pass
 
     def init(self, prompt):
+        self.turns = 0
         return prompt, {}
 
     def step(self, action):
+        self.turns += 1
         note("read")
         return {"observations": [{"role": "user", "content": "so " * 100}], "done": False, "reward": 0.25}
 
@@ -326,7 +328,7 @@ async def test_an_environment_that_may_have_seen_a_turn_twice_is_rebuilt(
 
 async def test_a_forged_prompt_or_answer_stays_but_breaks_no_worker(worker: Make, client: StoreClient) -> None:
     """Of who has an environment worker's key, from `put_answer` on."""
-    from rhymed.messages import Answer
+    from rhymed.core.messages import Answer
 
     async with worker(tools="spend,look") as actor:
         await put_answer(client, ONE, 0, Answer(length=2), [1, 2])
@@ -361,6 +363,8 @@ async def test_what_an_environment_gave_for_the_turn_whose_answer_has_no_room_co
         info = await actor.act(ONE)
         assert info is not None
         assert (info.earned, info.finish_reason) == (0.25, "length")
+    (sample,) = await client.get_samples([ONE])
+    assert json.loads(sample.info.state) == {"turns": 1}
 
 
 @pytest.mark.parametrize(("factory", "read", "reward"), [("Reader", ["read"], 0.25), ("Counter", [], 0.0)])
@@ -374,3 +378,26 @@ async def test_a_turn_that_was_cut_is_text_for_an_environment_that_reads_text_an
         assert info is not None
         assert (info.earned, info.finish_reason) == (reward, "length")
         assert made(tmp_path) == read
+
+
+async def test_a_complete_sample_has_its_conversation_and_the_attributes_of_its_environment(
+    worker: Make, client: StoreClient
+) -> None:
+    async with worker(factory="Counter") as actor:
+        assert await actor.act(ONE) is None, "the prompt"
+        await write(client, 0, ("add", "a"), ("add", "b"))
+        assert await actor.act(ONE) is None
+        await write(client, 1)
+        assert await actor.act(ONE)
+    (sample,) = await client.get_samples([ONE])
+    first, *results = json.loads(sample.info.said[0])
+    calls = [call["function"] for call in first["tool_calls"]]
+    assert calls == [{"name": "add", "arguments": {"key": key}} for key in "ab"]
+    assert [(one["role"], one["name"], one["content"]) for one in results] == [
+        ("tool", "add", "a"),
+        ("tool", "add", "a,b"),
+    ]
+    assert [message["role"] for message in json.loads(sample.info.said[1])] == ["assistant"]
+    assert json.loads(sample.info.state) == {"calls": ["a", "b"]}
+    (trained,) = await client.get_samples([ONE], logprobs=True)
+    assert (trained.info.said, trained.info.state) == ([], ""), "a trainer needs no words"

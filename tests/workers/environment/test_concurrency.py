@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.errors import EnvironmentFailed, EnvironmentLost
+from rhymed.core.errors import EnvironmentFailed, EnvironmentLost
 from rhymed_workers.environment import process
-from rhymed_workers.environment.protocol import Wanted
-from rhymed_workers.sessions.calls import Read
+from rhymed_workers.sessions.calls import Read, Wanted
 from tests.workers.environment.pools import CHAT, Make, ask, calls, maker, told
 
 TOOLS = '''

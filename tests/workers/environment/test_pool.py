@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import HOPELESS, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
+from rhymed.core.config import Config
+from rhymed.core.errors import HOPELESS, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
+from rhymed.core.run import edited, provenance
 from rhymed_workers.environment.process import EnvironmentProcess
-from rhymed_workers.environment.protocol import Close, Stepped, Wanted, Where
-from rhymed_workers.sessions.calls import Read
+from rhymed_workers.environment.protocol import Close, Stepped, Where
+from rhymed_workers.sandbox import jailed
+from rhymed_workers.sessions.calls import Read, Wanted
 from tests.workers.environment.pools import CHAT, Make, ask, maker, told
 
 TOOLS = '''
@@ -325,3 +328,46 @@ async def test_tools_are_called_while_another_process_starts(make: Make, monkeyp
         async with asyncio.timeout(60):
             while len(pool.pids) < 2:
                 await asyncio.sleep(0.01)
+
+
+ORPHAN = """
+import ctypes, os, signal, sys, time
+
+def survive() -> str:
+    \"\"\"Prints when nobody reads what it prints any more, as between its guard's death and its own.\"\"\"
+    ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG
+    init = os.getppid()
+    guard = int(open(f"/proc/{init}/stat").read().rpartition(")")[2].split()[1])
+    os.kill(guard, signal.SIGKILL)
+    while os.getppid() == init:
+        time.sleep(0.001)
+    print("noise", flush=True)
+    print("noise", file=sys.stderr, flush=True)
+    return "as ever"
+"""
+
+
+async def test_a_print_does_not_fail_when_the_guard_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jailed, "JAIL_OPTIONS", {"isolate": False, "group": False})
+    async with maker(tmp_path, ORPHAN)(tools="survive") as pool:
+        assert await told(pool, "survive") == "as ever"
+
+
+async def test_no_process_takes_tools_that_were_edited(make: Make, tmp_path: Path) -> None:
+    config = Config.model_validate({"environment": {"tools": f"{tmp_path}/mine.py:add"}})
+    edited.start(tmp_path, provenance.now([], config))
+    async with make(tools="add", run=tmp_path) as pool:
+        (tmp_path / "mine.py").write_text(TOOLS.replace("return a + b", "return a - b"))
+        assert await told(pool, "add", a=1, b=2) == "3"
+        os.kill(pool.pids[0], signal.SIGKILL)
+
+        async def call_until_it_is_seen() -> None:
+            while True:
+                with contextlib.suppress(EnvironmentLost):
+                    assert await told(pool, "add", a=1, b=2) == "3"
+                await asyncio.sleep(0.01)
+
+        with pytest.raises(
+            EnvironmentUnusable, match=r"mine.py \(environment\) was edited while the run was working"
+        ):
+            await call_until_it_is_seen()

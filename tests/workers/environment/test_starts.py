@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.errors import HOPELESS, EnvironmentDown, EnvironmentFailed, EnvironmentUnusable
+from rhymed.core.errors import HOPELESS, EnvironmentDown, EnvironmentFailed, EnvironmentUnusable
 from rhymed_workers.environment import pool as pool_module
 from rhymed_workers.environment.pool import Environments
-from rhymed_workers.scoring import caged
+from rhymed_workers.sandbox import jailed
 from tests.workers.environment.pools import CHAT, Make, ask, maker
 
 GAME = '''
@@ -53,7 +53,7 @@ async def all_ended(pool: Environments) -> None:
 async def test_a_killed_process_that_is_slow_to_end_is_no_fault_of_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caged, "EXIT_STATUS_S", 0.0)
+    monkeypatch.setattr(jailed, "EXIT_STATUS_S", 0.0)
     with pytest.raises(EnvironmentFailed, match="the process ended with") as raised:
         async with maker(tmp_path, "import os\nos.kill(os.getpid(), 9)\n")(tools="add"):
             pass

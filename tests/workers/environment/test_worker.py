@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.errors import EnvironmentDown, EnvironmentFailed, EnvironmentUnusable
-from rhymed.messages import Answer, Turn
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.errors import EnvironmentDown, EnvironmentFailed, EnvironmentUnusable
+from rhymed.core.messages import Answer, Turn
+from rhymed.core.run.layout import layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import NewTurn, get_session, put_answer, put_turns
-from rhymed_workers.environment.worker import EnvironmentWorker
+from rhymed_workers.environment.worker import Acting, EnvironmentWorker
 from tests.workers.peers import RecordingBroker, at_work, ids, until
 
 NAME = "environment-0"
@@ -53,6 +55,29 @@ def config(config: Config, tmp_path: Path) -> Config:
     (tmp_path / "tools.py").write_text(TOOLS)
     tools = config.environment.model_copy(update={"tools": f"{tmp_path}/tools.py:add", "processes": 1})
     return config.model_copy(update={"environment": tools})
+
+
+async def test_a_long_act_leaves_its_whole_patience_to_a_wait(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rhymed_workers.environment.worker.REST_S", 0.0)
+    monkeypatch.setattr("rhymed_workers.environment.worker.PATIENCE_S", 0.2)
+    made = messages.SampleInfo(id=ONE, prompt_length=1, length=1, finish_reason="stop", versions=[(0, 1)])
+
+    class Long:
+        acts = 0
+
+        async def act(self, id: messages.SampleId) -> messages.SampleInfo | None:
+            self.acts += 1
+            if self.acts > 1:
+                return made
+            await asyncio.sleep(0.4)
+            raise OSError(errno.EMFILE, "too many open files")
+
+    worker = EnvironmentWorker(config, layout_of(config), NAME)
+    acting = Acting(worker, Long(), 1)  # type: ignore[arg-type]
+    assert await acting._when_possible(ONE) is made
+    await worker.close()
 
 
 @contextlib.asynccontextmanager
@@ -115,14 +140,14 @@ async def test_a_sample_that_nobody_foresaw_is_given_back_and_the_others_go_on(
     where, broker, _, _ = scene
     one, other = ids()[:2]
     async with acting(config, where, broker) as worker:
-        act = worker._actor.act
+        act = worker.work._actor.act
 
         async def strange(id: messages.SampleId) -> Any:
             if id == one:
                 raise IndexError("no turn")
             return await act(id)
 
-        monkeypatch.setattr(worker._actor, "act", strange)
+        monkeypatch.setattr(worker.work._actor, "act", strange)
         await broker.ask(messages.Act(samples=[one, other]))
         await until(lambda: broker.all(messages.GiveBack) and broker.all(messages.Answered))
         (back,) = broker.all(messages.GiveBack)
@@ -142,7 +167,7 @@ async def test_a_worker_without_processes_ends_and_blames_no_sample(
             async def none(id: messages.SampleId) -> Any:
                 raise kind("none starts")
 
-            monkeypatch.setattr(worker._actor, "act", none)
+            monkeypatch.setattr(worker.work._actor, "act", none)
             await broker.ask(messages.Act(samples=[ONE]))
             await until(lambda: worker.stopping)
 

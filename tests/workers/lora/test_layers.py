@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Lora
-from rhymed.errors import ConfigError
+from rhymed.core.config import Lora
+from rhymed.core.errors import ConfigError
+from rhymed.inputs import quantised
 
 pytest.importorskip("torch")
 
-from rhymed_workers.lora.about import short_names
-from rhymed_workers.lora.folder import digest
+from rhymed_workers.lora.folder import digest, short_names
 from rhymed_workers.lora.layers import chosen, outline, parameters
+from tests.workers.trainer.policy.models import build
 
 
 def test_all_linear_layers_but_the_head(tiny_model: Path) -> None:
@@ -46,7 +47,7 @@ def test_targets_are_names_or_their_last_parts(tiny_model: Path, targets: Any, c
         ),
         ({"targets": ["query_key_value"]}, r"'query_key_value' is no layer of this model \(linear layers: down_proj"),
         ({"targets": ["lm_head"]}, "'lm_head' is the output head"),
-        ({"targets": ["embed_tokens"]}, "'embed_tokens' is a Embedding, not a linear layer"),
+        ({"targets": ["embed_tokens"]}, "'embed_tokens' is a Embedding, not a plain linear layer"),
         ({"rank": 65}, r"rank = 65 is larger than layer .*q_proj, which has 64 inputs and 64 outputs: at most 64"),
     ],
 )
@@ -89,6 +90,47 @@ def test_layers_have_their_names_of_the_folder(tmp_path: Path) -> None:
     MixtralForCausalLM(config).save_pretrained(tmp_path / "mixtral")
     layers = chosen(outline(tmp_path / "mixtral"), tmp_path / "mixtral", Lora(rank=2))
     assert {name.rpartition(".")[2] for name in layers} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_a_gate_with_one_output_has_no_adapter_unless_it_is_named(tmp_path: Path) -> None:
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16}
+    experts = {"num_experts": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    config = Qwen2MoeConfig(num_hidden_layers=1, num_key_value_heads=2, **sizes, **experts)
+    Qwen2MoeForCausalLM(config).save_pretrained(tmp_path)
+    kinds = {name.rpartition(".")[2] for name in chosen(outline(tmp_path), tmp_path, Lora(rank=4))}
+    assert "shared_expert_gate" not in kinds
+    assert {"q_proj", "o_proj", "gate_proj", "down_proj"} <= kinds
+    with pytest.raises(ConfigError, match=r"rank = 4 is larger than layer .*shared_expert_gate, .* at most 1"):
+        chosen(outline(tmp_path), tmp_path, Lora(rank=4, targets=["shared_expert_gate"]))
+
+
+def test_a_router_that_gives_two_outputs_has_no_adapter(tmp_path: Path) -> None:
+    build("llama4_text", num_local_experts=8).save_pretrained(tmp_path)
+    kinds = {name.rpartition(".")[2] for name in chosen(outline(tmp_path), tmp_path, Lora(rank=4))}
+    assert kinds == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert not [name for name in quantised.layers(outline(tmp_path)) if name.endswith("router")], "nor 4 bits"
+    with pytest.raises(ConfigError, match="'router' is a Llama4Router, not a plain linear layer"):
+        chosen(outline(tmp_path), tmp_path, Lora(rank=4, targets=["router"]))
+
+
+def test_a_linear_layer_of_a_models_own_class_has_an_adapter(tmp_path: Path) -> None:
+    from transformers import FalconConfig, FalconForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2}
+    FalconForCausalLM(FalconConfig(num_hidden_layers=1, **sizes)).save_pretrained(tmp_path)
+    assert chosen(outline(tmp_path), tmp_path, Lora(rank=4))
+
+
+def test_weights_that_a_kernel_reads_by_itself_have_no_adapter(tmp_path: Path) -> None:
+    sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
+    build("falcon_h1", num_hidden_layers=1, **sizes).save_pretrained(tmp_path)
+    kinds = {name.rpartition(".")[2] for name in chosen(outline(tmp_path), tmp_path, Lora(rank=4))}
+    assert {"in_proj", "o_proj", "q_proj"} <= kinds
+    assert "out_proj" not in kinds
+    with pytest.raises(ConfigError, match=r"kernels of FalconH1ForCausalLM read the weight of .*mamba.out_proj"):
+        chosen(outline(tmp_path), tmp_path, Lora(rank=4, targets=["out_proj"]))
 
 
 def test_a_digest_is_of_the_content_and_not_of_the_files(tiny_model: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 import pytest
 
-from rhymed.errors import RewardError
-from rhymed_workers.reward.health import ScorerHealth
-from rhymed_workers.scoring.verdict import Outcome
+from rhymed.core.errors import RewardError
+from rhymed_workers.reward.outcome import Outcome
+from rhymed_workers.reward.worker import ScorerHealth
 
 FINE = Outcome(reward=1.0, parts={"math": 1.0})
 BAD = Outcome(error="math raised ValueError (a.py, line 3)", failed="math")

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import RewardError
+from rhymed.core.config import Config
+from rhymed.core.errors import RewardError
+from rhymed.core.run import edited, provenance
 from rhymed_workers.reward import pool as pool_module
 from rhymed_workers.reward import process
+from rhymed_workers.reward.child import item
+from rhymed_workers.reward.outcome import Outcome
 from rhymed_workers.reward.pool import Pool
 from rhymed_workers.reward.process import ScoringProcess
-from rhymed_workers.scoring import caged
-from rhymed_workers.scoring.child import item
-from rhymed_workers.scoring.verdict import Outcome
-from tests.workers.scoring.processes import jailed, running, wait_for
+from rhymed_workers.sandbox import jailed
+from tests.workers.sandbox.processes import in_jails, running, wait_for
 
 SCORER = """
 import ctypes, os, signal, subprocess, sys, time
@@ -52,6 +53,10 @@ def score(solution_str, ground_truth, extra_info=None):
             subprocess.Popen(["sleep", mark])
             time.sleep(60)
         case ["nan"]: return float("nan")
+        case ["killed", file, times]:
+            with open(file, "a") as kills: kills.write("x")
+            if os.path.getsize(file) <= int(times): os.kill(os.getpid(), signal.SIGKILL)
+            return 1.0
     return float(len(solution_str))
 
 class Unprintable(Exception):
@@ -100,7 +105,7 @@ async def test_long_responses_and_integers_of_any_size_pass(make: Callable[..., 
 async def test_a_hanging_scorer_is_killed_and_replaced(
     make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
-    monkeypatch.setattr(caged, "TRACEBACK_S", 60.0)
+    monkeypatch.setattr(jailed, "TRACEBACK_S", 60.0)
     async with Pool(make(timeout_s=2)) as pool:
         outcome = await ask(pool, work)
         assert outcome.timeout
@@ -134,7 +139,7 @@ async def test_what_a_scorer_started_is_killed_with_it(make: Callable[..., Confi
 async def test_a_failure_hurts_its_own_sample_only(
     make: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, work: str, message: str
 ) -> None:
-    monkeypatch.setattr(caged, "EXIT_STATUS_S", 60.0)
+    monkeypatch.setattr(jailed, "EXIT_STATUS_S", 60.0)
     async with Pool(make(processes=2, memory_gib=2.0)) as pool:
         outcomes = await asyncio.gather(ask(pool, "reward 1"), ask(pool, work), ask(pool, "reward 3"))
     assert [outcome.reward for outcome in outcomes] == [1.0, None, 3.0]
@@ -166,9 +171,32 @@ async def test_an_alarm_left_behind_does_not_hit_the_next(make: Callable[..., Co
 async def test_a_child_killed_while_idle_costs_no_sample(make: Callable[..., Config]) -> None:
     async with Pool(make()) as pool:
         await ask(pool, "reward 1")
-        for victim in jailed():
+        for victim in in_jails():
             with contextlib.suppress(ProcessLookupError):  # one takes others with it
                 os.kill(victim, 9)
+        assert (await ask(pool, "reward 2")).reward == 2.0
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+async def test_a_sample_whose_process_somebody_kills_is_scored(
+    make: Callable[..., Config], tmp_path: Path, fresh: bool
+) -> None:
+    async with Pool(make()) as pool:
+        if not fresh:
+            await ask(pool, "reward 1")
+        assert (await ask(pool, f"killed {tmp_path}/two 2")).reward == 1.0
+        assert pool.pids
+
+
+async def test_a_sample_that_kills_every_process_ends_with_an_error(
+    make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jailed, "EXIT_STATUS_S", 60.0)
+    async with Pool(make()) as pool:
+        outcome = await ask(pool, f"killed {tmp_path}/all 99")
+        assert (outcome.reward, outcome.timeout) == (None, False)
+        assert "the scoring process ended with signal SIGKILL" in str(outcome.error)
+        assert (tmp_path / "all").stat().st_size == pool_module.KILLS
         assert (await ask(pool, "reward 2")).reward == 2.0
 
 
@@ -198,7 +226,7 @@ async def test_a_closed_pool_starts_no_process_for_what_it_was_scoring(make: Cal
             await asyncio.sleep(0.01)
     assert "the scoring process ended with" in str((await scored).error)
     assert not pool._starting
-    assert not jailed()
+    assert not in_jails()
 
 
 async def test_a_cancelled_score_frees_its_place(make: Callable[..., Config]) -> None:
@@ -214,8 +242,8 @@ async def test_a_cancelled_score_frees_its_place(make: Callable[..., Config]) ->
 async def test_closing_leaves_no_process(make: Callable[..., Config]) -> None:
     async with Pool(make(processes=2)) as pool:
         await asyncio.gather(*(ask(pool, "reward 1") for _ in range(4)))
-        assert len(jailed()) >= 3 * len(pool.pids) > 0
-    assert not jailed()
+        assert len(in_jails()) >= 3 * len(pool.pids) > 0
+    assert not in_jails()
 
 
 @pytest.mark.parametrize(
@@ -264,8 +292,8 @@ async def test_children_end_with_a_parent_that_is_killed_outright(
 ) -> None:
     program = (
         "import asyncio, sys\n"
-        "from rhymed.config import Config\n"
-        "from rhymed_workers.scoring.child import item\n"
+        "from rhymed.core.config import Config\n"
+        "from rhymed_workers.reward.child import item\n"
         "from rhymed_workers.reward.pool import Pool\n"
         "async def main():\n"
         "    async with Pool(Config.model_validate_json(sys.argv[1])) as pool:\n"
@@ -292,14 +320,14 @@ async def test_a_start_that_is_cancelled_while_the_child_dies_leaves_nothing(
     file.write_text(
         f"import os, pathlib, time\npathlib.Path({str(told)!r}).touch()\nos.closerange(0, 64)\ntime.sleep(60)\n"
     )
-    monkeypatch.setattr(caged, "EXIT_STATUS_S", 60.0)
+    monkeypatch.setattr(jailed, "EXIT_STATUS_S", 60.0)
     starting = asyncio.create_task(ScoringProcess.start(make(scorer=f"{file}:score")))
     assert await wait_for(told.exists)
     await asyncio.sleep(0.2)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert not jailed()
+    assert not in_jails()
 
 
 KILLED_AT_IMPORT = """
@@ -347,3 +375,85 @@ async def test_nobody_waits_for_a_scoring_process_whose_start_failed_unexpectedl
         async with asyncio.timeout(60):
             with pytest.raises(RewardError, match="no scoring process can be started: a fault of ours"):
                 await crash(pool, 10)
+
+
+RANKS = """
+import os, time
+
+def rank(completions, **columns):
+    with open(os.path.join(os.path.dirname(__file__), "calls"), "a") as file:
+        file.write(f"{' '.join(completions)}\\n")
+    if "raise" in completions:
+        raise ValueError("wrong on purpose")
+    if "exit" in completions:
+        os._exit(7)
+    if "hang" in completions:
+        time.sleep(60)
+    if completions == ["pair"]:
+        raise ValueError("one has no spread")
+    if "many" in completions and len(completions) > 1:
+        raise ValueError("too many")
+    return [float(sorted(completions).index(one)) for one in completions]
+"""
+
+
+@pytest.mark.parametrize(
+    ("texts", "call", "rewards", "errors", "calls"),
+    [
+        ("b raise a", "auto", [1.0, None, 0.0], ["wrong on purpose"], ["b raise a", "b", "raise", "a", "b a"]),
+        ("b exit a", "auto", [1.0, None, 0.0], ["exit status 7"], ["b exit a", "b", "exit", "exit", "a", "b a"]),
+        ("b hang a", "auto", [1.0, None, 0.0], ["reward.timeout_s = 4 s and"], ["b hang a", "b", "hang", "a", "b a"]),
+        ("raise exit a", "auto", [None, None, 0.0], ["wrong on purpose", "exit status 7"], None),
+        ("pair pair raise", "auto", [None] * 3, ["wrong on purpose"] * 3, None),
+        ("many a", "auto", [None, None], ["too many"] * 2, ["many a", "many", "a"]),
+        ("b raise a", "group", [None] * 3, ["wrong on purpose"] * 3, ["b raise a"]),
+        ("b exit a", "group", [None] * 3, ["exit status 7"] * 3, ["b exit a"]),
+    ],
+)  # fmt: skip
+async def test_of_an_automatic_call_only_the_samples_fail_that_fail_alone(
+    make: Callable[..., Config],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    texts: str,
+    call: str,
+    rewards: list[float | None],
+    errors: list[str],
+    calls: list[str] | None,
+) -> None:
+    monkeypatch.setattr(jailed, "EXIT_STATUS_S", 60.0)
+    (tmp_path / "ranks.py").write_text(RANKS)
+    async with Pool(make(scorer=f"{tmp_path}/ranks.py:rank", call=call, timeout_s=4.0)) as pool:
+        outcomes = await pool.score_group([item(text, ROW) for text in texts.split()])
+    assert [outcome.reward for outcome in outcomes] == rewards
+    found = [outcome.error for outcome in outcomes if outcome.error is not None]
+    assert all(error in one for error, one in zip(errors, found, strict=True)), found
+    assert calls in (None, (tmp_path / "calls").read_text().splitlines())
+
+
+async def test_a_response_that_keeps_a_built_in_scorer_busy_to_the_limit_gets_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "BUSY", 0.01)  # other tests may have the processors for most of the time
+    towers, scorers = r"\boxed{9^{9^{9^{9}}}}", [{"scorer": "math"}, {"scorer": "format", "args": {"pattern": ".*"}}]
+    config = Config.model_validate({"reward": {"scorers": scorers, "processes": 1, "timeout_s": 4}})
+    async with Pool(config) as pool:
+        outcome = await pool.score(item(towers, {"answer": "5"}))
+        assert (outcome.parts, outcome.error, outcome.timeout) == ({"math": 0.0, "format": 1.0}, None, True)
+        assert outcome.notes["math/fault"].startswith("math took longer than reward.timeout_s = 4 s")
+        assert (await pool.score(item(r"\boxed{5}", {"answer": "5"}))).reward == 2.0
+
+
+async def test_no_scoring_process_takes_a_scorer_that_was_edited(make: Callable[..., Config], tmp_path: Path) -> None:
+    config = make()
+    edited.start(tmp_path, provenance.now([], config))
+    async with Pool(config, tmp_path) as pool:
+        assert (await ask(pool, "reward 3")).reward == 3.0
+        (tmp_path / "scorer.py").write_text(SCORER.replace("float(number)", "2 * float(number)"))
+        named = r"scorer.py \(reward\) was edited while the run was working"
+        with pytest.raises(RewardError, match=named):
+            await crash(pool, 8)  # until none is left of those that loaded it before
+    with pytest.raises(RewardError, match="was edited"):
+        await Pool(config, tmp_path).__aenter__()
+    edited.start(tmp_path, provenance.now([], config))
+    async with Pool(config, tmp_path) as pool:
+        assert (await ask(pool, "reward 3")).reward == 6.0

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import RewardError
+from rhymed.core.config import Config
+from rhymed.core.errors import RewardError
 from rhymed_workers.reward.preview import Loading, preview
 
 SCORERS = """

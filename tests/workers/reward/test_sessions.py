@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rhymed.messages import Fork
+from rhymed.core.messages import Fork
 from rhymed_store.client import StoredSample
-from rhymed_workers.reward.sessions import TRANSCRIPT, TURNS, last_turn, with_session
-from rhymed_workers.scorers.setting import EARNED
+from rhymed_workers.reward.scorers.setting import EARNED, MESSAGES, STATE, TRANSCRIPT, TURN_REWARDS, TURNS
+from rhymed_workers.reward.worker import last_turn, with_session
 from tests.workers.trainer.sessions import sessions
 from tests.workers.trainer.test_learner import changed, samples
 
@@ -30,7 +30,14 @@ def test_the_last_turn_is_the_last_words_of_the_policy() -> None:
 def test_a_transcript_has_the_rows_one_after_another() -> None:
     given = sessions(0)[0]
     row = with_session({"prompt": "?"}, given, decode)
-    assert row == {"prompt": "?", EARNED: 0.0, TRANSCRIPT: decode([given])[0], TURNS: 2}
-    forked = changed(given, forks=[Fork(start=3, row=0, shared=5)])
     words = decode([given])[0].split()
+    parts = [("assistant", words[:3]), ("user", words[3:5]), ("assistant", words[5:])]
+    said = [{"role": role, "content": " ".join(part)} for role, part in parts]
+    rewards = {EARNED: 0.0, TURN_REWARDS: None}
+    assert row == {"prompt": "?", **rewards, TRANSCRIPT: " ".join(words), TURNS: 2, MESSAGES: said}
+    told = changed(given, said=['[{"role": "assistant", "content": "a"}]', "[]"], state='{"score": 2}')
+    row = with_session({}, told, decode)
+    assert (row[MESSAGES], row[STATE]) == ([{"role": "assistant", "content": "a"}], {"score": 2})
+    assert with_session({}, changed(given, turn_rewards=[0.5, 0.25]), decode)[TURN_REWARDS] == [0.5, 0.25]
+    forked = changed(given, forks=[Fork(start=3, row=0, shared=5)])
     assert with_session({}, forked, decode)[TRANSCRIPT] == f"{' '.join(words[:3])}\n\n{' '.join(words[3:])}"

@@ -4,19 +4,19 @@ import asyncio
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import PeerGone, RewardError
-from rhymed.inputs.rows import Row, prompt_id
-from rhymed.messages import (
+from rhymed.core.config import Config
+from rhymed.core.errors import PeerGone, RewardError, UnknownSample
+from rhymed.core.messages import (
     Done,
     Finish,
+    GiveBack,
     Heartbeat,
     Join,
     Leave,
@@ -29,15 +29,16 @@ from rhymed.messages import (
     ToBroker,
     Welcome,
 )
-from rhymed.run.layout import RunLayout, layout_of
-from rhymed.service.activities import seconds_of
-from rhymed.wire.sockets import Server
+from rhymed.core.run.layout import RunLayout, layout_of
+from rhymed.core.service.stopwatch import seconds_of
+from rhymed.core.wire.sockets import Server
+from rhymed.inputs.rows import Row, prompt_id
+from rhymed_store.browse import Browse
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.browse import Browse
 from rhymed_store.service import StoreService
 from rhymed_workers.reward.worker import RewardWorker, load_decoder
-from tests.workers.judging.servers import says, serving
+from tests.workers.reward.judges.servers import says, serving
 
 SCORER = """
 import time
@@ -50,6 +51,8 @@ def score(solution_str, ground_truth):
     if solution_str.startswith("7"):
         weights = [float(token != "8") for token in solution_str.split()]
         return {"score": 1.0, "weight": 0.5, "token_weights": weights}
+    if solution_str.startswith("8"):
+        return {"token_rewards": [0.5 ** (place + 1) for place in range(len(solution_str.split()))]}
     return float(solution_str == ground_truth)
 """
 
@@ -72,6 +75,7 @@ class FakeBroker:
         self.last = Heartbeat(worker="none-yet")
         self.worker = b""  # its peer
         self.scores: dict[SampleId, Score] = {}
+        self.back: dict[SampleId, bool] = {}  # whether it is blamed
         self.server = Server(address, ToBroker, self._answer)
 
     async def _answer(self, peer: bytes, message: Any, frames: Any) -> Message:
@@ -87,6 +91,8 @@ class FakeBroker:
             raise PeerGone("join first")
         if isinstance(message, Scored):
             self.scores |= {score.id: score for score in message.scores}
+        if isinstance(message, GiveBack):
+            self.back |= dict.fromkeys(message.samples, message.blamed)
         if isinstance(message, Heartbeat):
             self.last = message
         return Done()
@@ -228,6 +234,24 @@ async def test_loss_weights_are_stored_and_not_told(
     assert {score.weight for score in broker.scores.values()} == {1.0}
 
 
+async def test_rewards_of_tokens_are_stored_and_not_told(
+    make: Callable[..., Config], where: RunLayout, broker: FakeBroker
+) -> None:
+    ids = await put(where, "8 8 9", "1 2 3", "8 " * 100_000)  # longer than an answer without them
+    async with RewardWorker(make(), where, "reward-0").running():
+        await until(lambda: broker.joins)
+        await broker.rate(*ids)
+        await until(lambda: len(broker.scores) == 3)
+    client = StoreClient(where.store, "reader")
+    earned, plain, long = await client.get_samples(ids, logprobs=True)
+    client.close()
+    assert list(earned.token_rewards) == [(0, 0.5), (1, 0.25), (2, 0.125)]
+    assert (list(plain.token_rewards), plain.parts, earned.parts) == ([], {}, {})
+    assert len(long.token_rewards) > 1000, "in the end they are 0"
+    assert [broker.scores[id].reward for id in ids] == [0.875, 1.0, 1.0]
+    assert not any(score.token_rewards for score in broker.scores.values())
+
+
 @pytest.mark.parametrize(("on_error", "reward"), [("drop", None), ("zero", 0.0)])
 async def test_errors_and_time_outs_are_told_and_never_silently_zero(
     make: Callable[..., Config], where: RunLayout, broker: FakeBroker, on_error: str, reward: float | None
@@ -271,6 +295,28 @@ async def test_several_scorers_are_one_weighted_sum_and_each_is_told(
     with Reader(shutil.copytree(where.database, tmp_path / "copy")) as reader:  # the store is open in this process
         shown = {each.info.id: each.parts for each in Browse(reader).responses(PROMPT)}
     assert shown == {ids[0]: right.parts, ids[1]: long.parts, ids[2]: None}
+
+
+async def test_the_trainer_gets_every_part_of_several_scorers(
+    make: Callable[..., Config], where: RunLayout, broker: FakeBroker, tmp_path: Path
+) -> None:
+    (tmp_path / "maybe.py").write_text(
+        "def maybe(completions, **columns): return [None if c == '1 2 3' else 0.5 for c in completions]"
+    )
+    scorers = [{"scorer": f"{tmp_path}/maybe.py:maybe"}, {"scorer": make().reward.scorer, "name": "mine"}]
+    ids = await put(where, "1 2 3", "13", "3 2 1")
+    async with RewardWorker(make(scorers=scorers, on_error="zero"), where, "reward-0").running():
+        await until(lambda: broker.joins)
+        await broker.rate(*ids)
+        await until(lambda: len(broker.scores) == 3)
+    client = StoreClient(where.store, "reader")
+    found = await client.get_samples(ids, logprobs=True)
+    client.close()
+    assert [(one.info.reward, one.parts) for one in found] == [
+        (1.0, {"mine": 1.0}),
+        (0.0, {"maybe": 0.0, "mine": 0.0}),
+        (0.5, {"maybe": 0.5, "mine": 0.0}),
+    ]
 
 
 @pytest.mark.parametrize("on_error", ["drop", "zero"])
@@ -361,3 +407,87 @@ def test_the_models_tokenizer_decodes_without_special_tokens(tiny_model: Path) -
         id=sample_id(0), prompt_length=0, length=len(ids) + 1, finish_reason="stop", versions=[(0, len(ids) + 1)]
     )
     assert decode([StoredSample(info, np.array([*ids, 1], np.uint32))]) == ["two words"]
+
+
+GROUPED = """
+import os
+
+def rank(completions, log_extra, log_metric, **columns):
+    if "13" in completions:
+        raise ValueError("unlucky")
+    with open(os.path.join(os.path.dirname(__file__), "calls"), "a") as file:
+        file.write(f"{len(completions)} ")
+    log_extra("words", [c + "!" for c in completions])
+    log_metric("longest", max(map(len, completions)))
+    return [float(sorted(completions).index(c)) for c in completions]
+"""
+
+
+async def test_a_group_is_scored_stored_and_told_in_one_call(
+    make: Callable[..., Config], where: RunLayout, broker: FakeBroker, tmp_path: Path
+) -> None:
+    (tmp_path / "grouped.py").write_text(GROUPED)
+    config = make(scorer=f"{tmp_path}/grouped.py:rank")
+    other = {"prompt": "another", "answer": "4"}
+    ids, bad = await put(where, "3", "1", "2"), await put(where, "4", "13", row=other)
+    async with RewardWorker(config, where, "reward-0").running():
+        await until(lambda: broker.joins)
+        assert broker.joins[0].whole_groups
+        await broker.rate(*bad, *reversed(ids))
+        await until(lambda: len(broker.scores) == 5)
+    assert sorted((tmp_path / "calls").read_text().split()) == ["1", "3"]
+    assert [broker.scores[id].reward for id in (*ids, *bad)] == [2.0, 0.0, 1.0, 0.0, None]
+    assert "unlucky" in str(broker.scores[bad[1]].error)
+    assert [broker.scores[id].metrics for id in ids] == [{"longest": 1.0}, {}, {}]
+    assert await rewards(where, *ids, *bad) == [2.0, 0.0, 1.0, 0.0, None]
+    with Reader(shutil.copytree(where.database, tmp_path / "copy")) as reader:
+        shown = [each.parts for each in Browse(reader).responses(PROMPT)]
+    assert shown == [{"rank/words": f"{n}!"} for n in (3, 1, 2)]
+
+
+async def test_a_group_of_which_the_store_lacks_a_sample_goes_back(
+    make: Callable[..., Config], where: RunLayout, broker: FakeBroker, tmp_path: Path
+) -> None:
+    (tmp_path / "grouped.py").write_text(GROUPED)
+    ids = await put(where, "3", "1")
+    async with RewardWorker(make(scorer=f"{tmp_path}/grouped.py:rank"), where, "reward-0").running():
+        await until(lambda: broker.joins)
+        await broker.rate(*ids, sample_id(7))
+        await until(lambda: broker.scores and broker.back)
+        await until(lambda: not broker.last.holding)
+    assert broker.back == dict.fromkeys(ids, False)
+    assert [(id, score.unstored) for id, score in broker.scores.items()] == [(sample_id(7), True)]
+
+
+async def test_of_a_group_whose_sample_is_gone_when_its_rewards_are_stored_the_others_go_back_unblamed(
+    make: Callable[..., Config],
+    where: RunLayout,
+    broker: FakeBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "grouped.py").write_text(GROUPED)
+    gone, *ids = await put(where, "3", "1", "2")
+    read, put_scores = StoreClient.get_samples, StoreClient.put_scores
+    refused = list[bool]()
+
+    async def get_samples(self: StoreClient, asked: Sequence[SampleId], **how: Any) -> Any:
+        if refused and gone in asked:
+            raise UnknownSample(f"{gone}")
+        return await read(self, asked, **how)
+
+    async def refuse(self: StoreClient, scores: Sequence[Score], *others: Any) -> None:
+        if any(score.id == gone for score in scores):
+            refused.append(True)
+            raise UnknownSample(f"{gone}")
+        await put_scores(self, scores, *others)
+
+    monkeypatch.setattr(StoreClient, "get_samples", get_samples)
+    monkeypatch.setattr(StoreClient, "put_scores", refuse)
+    async with RewardWorker(make(scorer=f"{tmp_path}/grouped.py:rank"), where, "reward-0").running():
+        await until(lambda: broker.joins)
+        await broker.rate(gone, *ids)
+        await until(lambda: broker.scores and broker.back)
+        await until(lambda: not broker.last.holding)
+    assert broker.back == dict.fromkeys(ids, False)
+    assert [(id, score.unstored) for id, score in broker.scores.items()] == [(gone, True)]

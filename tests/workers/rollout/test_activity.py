@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from rhymed.errors import EngineError
-from rhymed.service.activities import PREFIX
-from rhymed_workers.rollout.activity import Phase, Timesheet
+from rhymed.core.errors import EngineError
+from rhymed.core.service.stopwatch import PREFIX
+from rhymed_workers.rollout.weights import Phase, Timesheet
 
 
 class Engine:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.messages import SampleId
+from rhymed.core.config import Config
+from rhymed.core.messages import SampleId
 from rhymed_workers.engines.base import Output, sampling_for
 from rhymed_workers.environment.pool import Environments
 from rhymed_workers.rollout.ahead import TurnsAhead, turns_ahead
@@ -106,6 +106,7 @@ class Scene:
     def __init__(self, config: Config, ahead: TurnsAhead | None) -> None:
         self.engine, self.ahead = Scripted(), ahead
         self.parked: list[SampleId] = []
+        self.reads = 0  # of rows
 
         async def read_partial(id: SampleId) -> Sequence[int]:
             return ()
@@ -114,8 +115,7 @@ class Scene:
             self.parked.append(id)
 
         sampling = functools.partial(sampling_for, config.rollout, config.eval, 0)
-        self.generation = Generation(self.engine, sampling, 0, read_partial, park)  # type: ignore[arg-type]
-        self.generation.ahead = ahead
+        self.generation = Generation(self.engine, sampling, 0, read_partial, park, ahead)  # type: ignore[arg-type]
         self.dialogue = load_dialogue(config, [])
 
     def begin(self, turn: int, prefix: list[int]) -> asyncio.Task[Output | None]:
@@ -123,7 +123,7 @@ class Scene:
         return asyncio.get_running_loop().create_task(self.generation.run(self.sample))
 
     def after(self, prefix: list[int], turn: list[int], content: str) -> list[int]:
-        return [*prefix, *turn, *self.dialogue.suffix([{"role": "tool", "content": content}], turn[-1])]
+        return [*prefix, *turn, *self.dialogue.suffix([{"role": "tool", "content": content}], turn)]
 
     async def asked(self, count: int) -> list[int]:
         """The response with which the engine is asked for the `count`-th time."""
@@ -146,8 +146,14 @@ class Scene:
 @asynccontextmanager
 async def scene(folder: Path, **environment: Any) -> AsyncIterator[Scene]:
     config = configured(folder, **environment)
-    async with turns_ahead(config, rows) as ahead:
-        yield Scene(config, ahead)
+
+    async def counted(prompts: Sequence[str]) -> list[Any]:
+        one.reads += 1
+        return await rows(prompts)
+
+    async with turns_ahead(config, counted) as ahead:
+        one = Scene(config, ahead)
+        yield one
 
 
 async def verified(scene: Scene, writing: asyncio.Task[Output | None], turn: list[int]) -> None:
@@ -173,6 +179,7 @@ async def test_turns_after_pure_calls_are_verified_where_they_were_expected(tmp_
         assert further == one.after(expected, second, "found b")
         await one.engine.answer(last)  # without a call: the sample would end
         await one.waits()
+        assert one.reads == 1, "one row serves all turns"
         await verified(one, writing, first)
         for number, prefix, turn in ((1, expected, second), (2, further, last)):
             writing = one.begin(number, prefix)
@@ -268,6 +275,7 @@ async def test_a_pure_environment_answers_as_the_samples_own_would(tmp_path: Pat
         assert await one.asked(3) == one.after(expected, second, "sum 7")
         await one.engine.answer([65])
         await one.waits()
+        assert one.reads == 1
         assert one.ahead is not None
         async with asyncio.timeout(60):
             while one.ahead._pool.has(str(ID), 2):  # until it is closed

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rhymed.config import Config
-from rhymed.messages import SampleId
+from rhymed.core.config import Config
+from rhymed.core.messages import SampleId
 from rhymed_workers.engines.base import Output, Task, sampling_for
 from rhymed_workers.rollout.generation import ActiveSample, Generation
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymed.errors import EngineError, PeerGone
-from rhymed.messages import SampleId, SampleInfo
+from rhymed.core.errors import EngineError, PeerGone
+from rhymed.core.messages import SampleId, SampleInfo
 from rhymed_store.client import StoredSample
-from rhymed_workers.rollout import history
-from rhymed_workers.rollout.history import HistoryLoader
+from rhymed_workers.rollout import worker
+from rhymed_workers.rollout.worker import HistoryLoader
 
 PROMPT = [1, 2, 3]
 
@@ -77,7 +77,7 @@ async def settle() -> None:
 
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    caplog.set_level(logging.WARNING, history.__name__)
+    caplog.set_level(logging.WARNING, worker.__name__)
     return lambda: [record.getMessage() for record in caplog.records]
 
 
@@ -97,7 +97,7 @@ async def test_history_is_brought_once_a_prompt_and_step(ends: Ends, loader: His
 async def test_what_was_brought_is_forgotten_oldest_first(
     ends: Ends, loader: HistoryLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "REMEMBERED", 2)
+    monkeypatch.setattr(worker, "REMEMBERED", 2)
     for prompt in "abcca":
         loader.load(SampleId(0, prompt, 0), PROMPT)
     await settle()
@@ -109,10 +109,10 @@ async def test_nobody_waits_and_few_ask_at_once(ends: Ends, loader: HistoryLoade
     for number in range(20):
         loader.load(SampleId(0, str(number), 0), PROMPT)  # returns
     await settle()
-    assert (ends.remembered, ends.most) == ([], history.READERS)
+    assert (ends.remembered, ends.most) == ([], worker.READERS)
     ends.open.set()
     await settle()
-    assert (len(ends.remembered), ends.most) == (20, history.READERS)
+    assert (len(ends.remembered), ends.most) == (20, worker.READERS)
 
 
 async def test_a_prompt_without_history_is_not_told_of(ends: Ends, loader: HistoryLoader, warnings: Any) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.errors import EngineError, PeerGone, StoreFull
-from rhymed.service import stall
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.errors import EngineError, PeerGone, StoreFull
+from rhymed.core.service import stopwatch
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_workers.engines.trace import TraceBook, TraceEngine
-from rhymed_workers.rollout import partials
+from rhymed_workers.rollout import worker
 from rhymed_workers.rollout.worker import RolloutWorker
 from tests.workers.peers import NAME, at_work, ids, newest_heartbeat, until
 
@@ -64,7 +64,7 @@ async def test_a_running_sample_is_in_the_store_as_far_as_it_is_written(slow: Co
 
 
 async def test_many_tokens_are_saved_before_their_time(long: Config, scene: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(partials, "MOST", 4)
+    monkeypatch.setattr(worker, "MOST", 4)
     late = long.model_copy(update={"rollout": long.rollout.model_copy(update={"save_every_s": 3600.0})})
     where, broker, _, client = scene
     (asked,) = ids(count=1)
@@ -82,9 +82,9 @@ async def test_a_worker_that_is_told_to_stop_saves_all_and_leaves(long: Config, 
     asked = ids()
     async with at_work(late, where, broker) as worker:
         await broker.ask(messages.Generate(samples=asked))
-        await until(lambda: len(worker.engine.progress()) == 4 and all(worker.engine.progress().values()))
+        await until(lambda: len(worker.work.engine.progress()) == 4 and all(worker.work.engine.progress().values()))
         assert await client.get_partials(asked) == {}
-        before = worker.engine.progress()
+        before = worker.work.engine.progress()
     parts = await client.get_partials(asked)
     assert all(len(parts[id]) >= before[id] and is_beginning(parts[id], late, id) for id in asked)
     assert [leave.worker for leave in broker.all(messages.Leave)] == [NAME]
@@ -125,10 +125,10 @@ async def test_a_store_that_is_away_does_not_stop_the_engine(
 
     async def refuse(self: StoreClient, parts: Any, **given: Any) -> list[messages.SampleId]:
         if not away.is_set():
-            raise partials.RhymedError("away")
+            raise worker.RhymedError("away")
         return await put(self, parts, **given)
 
-    monkeypatch.setattr(partials, "RETRY_S", 0.05)
+    monkeypatch.setattr(worker, "RETRY_S", 0.05)
     monkeypatch.setattr(StoreClient, "put_partials", refuse)
     (asked,) = ids(count=1)
     async with at_work(long, where, broker):
@@ -156,7 +156,7 @@ async def test_a_store_that_refuses_is_left_alone_for_a_while(slow: Config, scen
         asked += 1
         raise StoreFull("no room")
 
-    monkeypatch.setattr(partials, "RETRY_S", 3600.0)
+    monkeypatch.setattr(worker, "RETRY_S", 3600.0)
     monkeypatch.setattr(StoreClient, "put_partials", refuse)
     where, broker, _, _ = scene
     async with at_work(slow, where, broker):
@@ -187,7 +187,7 @@ async def test_a_beginning_that_another_worker_cut_is_saved_again(long: Config, 
 async def test_a_worker_that_leaves_takes_nothing_and_saves_to_the_last(
     long: Config, scene: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("rhymed.service.service.DRAIN_S", 60.0)
+    monkeypatch.setattr("rhymed.core.service.service.DRAIN_S", 60.0)
     rollout = long.rollout.model_copy(update={"save_every_s": 3600.0})
     trace = long.trace.model_copy(update={"mean_length": 200, "sample_sigma": 1.5})  # 10 tokens, and 1,000
     late = long.model_copy(update={"rollout": rollout, "trace": trace})
@@ -202,14 +202,14 @@ async def test_a_worker_that_leaves_takes_nothing_and_saves_to_the_last(
     monkeypatch.setattr(StoreClient, "put_samples", wait)
     async with at_work(late, where, broker) as worker:
         await broker.ask(messages.Generate(samples=[short, last]))
-        await until(lambda: list(worker.engine.progress()) == [last])
+        await until(lambda: list(worker.work.engine.progress()) == [last])
         worker.stop()
         async with asyncio.timeout(60):
             while not (begun := await client.get_partials([last])):
                 await asyncio.sleep(0.01)
         with pytest.raises(PeerGone, match="takes no more samples"):
             await broker.ask(messages.Generate(samples=ids(step=1)))
-        await until(lambda: worker.engine.progress()[last] > len(begun[last]) + 2)
+        await until(lambda: worker.work.engine.progress()[last] > len(begun[last]) + 2)
         release.set()
     parts = await client.get_partials([last])
     assert len(parts[last]) > len(begun[last]) + 2
@@ -268,4 +268,4 @@ async def test_progress_of_any_sample_is_progress() -> None:
     states = iter(range(1000))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.0):
-            await stall.watch(lambda: next(states), 0.2, EngineError("stuck"))
+            await stopwatch.watch_progress(lambda: next(states), 0.2, EngineError("stuck"))

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import DataError
+from rhymed.core.config import Config
+from rhymed.core.errors import DataError
 from rhymed.inputs.render import Renderer
-from rhymed_workers.rollout.prompts import PromptCache
+from rhymed_workers.rollout.turns import PromptCache
 
 P = "0123456789abcdef"
 

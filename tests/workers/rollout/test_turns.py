@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.messages import Answer, GiveBack, SampleId, Turn, Turned
-from rhymed.run.layout import layout_of
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.messages import Answer, GiveBack, SampleId, Turn, Turned
+from rhymed.core.run.layout import layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
 from rhymed_store.sessions import NewTurn, put_answer, put_turns

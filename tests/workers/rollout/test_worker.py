@@ -15,19 +15,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.errors import DeadlineExceeded, EngineError, PeerGone
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.errors import DeadlineExceeded, EngineError, PeerGone
+from rhymed.core.run.layout import layout_of
+from rhymed.core.service.stopwatch import ACTIVITIES, seconds_of
 from rhymed.inputs.rows import prompt_id
-from rhymed.run.layout import layout_of
-from rhymed.service.activities import ACTIVITIES, seconds_of
+from rhymed_store.browse import Browse
 from rhymed_store.client import StoreClient
 from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.browse import Browse
 from rhymed_store.service import StoreService
 from rhymed_workers.engines.base import DraftReport
 from rhymed_workers.engines.trace import LOAD_S, TraceBook, TraceEngine
-from rhymed_workers.rollout import prompts, weights
+from rhymed_workers.rollout import turns, weights
 from rhymed_workers.rollout.worker import RolloutWorker
 from tests.workers.peers import (
     BAD,
@@ -83,7 +83,7 @@ async def test_nothing_is_sampled_before_a_version_is_loaded(config: Config, sce
     async with at_work(config, where, broker, version=None) as worker:
         await broker.ask(messages.Generate(samples=ids()))
         await until(lambda: any(beat.holding for beat in broker.all(messages.Heartbeat)))
-        assert worker.engine.progress() == {}
+        assert worker.work.engine.progress() == {}
         trainer.missing.add(5)
         await broker.ask(messages.LoadVersion(version=5, weights=where.weights))
         await until(lambda: 5 in trainer.asked)
@@ -100,7 +100,7 @@ async def test_a_version_is_loaded_while_samples_run(config: Config, scene: Any)
     slow = config.model_copy(update={"trace": config.trace.model_copy(update={"step_s": 0.05, "mean_length": 60})})
     async with at_work(slow, where, broker) as worker:
         await broker.ask(messages.Generate(samples=ids()))
-        await until(lambda: any(worker.engine.progress().values()))
+        await until(lambda: any(worker.work.engine.progress().values()))
         await broker.ask(messages.LoadVersion(version=1, weights=where.weights))
         await until(lambda: len(broker.generated) == 4)
         beat = broker.all(messages.Heartbeat)[-1]
@@ -160,11 +160,11 @@ async def test_cancelled_samples_are_neither_stored_nor_reported(config: Config,
     slow = config.model_copy(update={"trace": config.trace.model_copy(update={"step_s": 0.04, "mean_length": 200})})
     async with at_work(slow, where, broker) as worker:
         await broker.ask(messages.Generate(samples=ids()))
-        await until(lambda: len(worker.engine.progress()) == 4)
+        await until(lambda: len(worker.work.engine.progress()) == 4)
         await broker.ask(messages.Cancel(samples=ids()[:2]))
         await until(lambda: len(broker.generated) == 2)
         assert set(broker.generated) == set(ids()[2:])
-        assert worker.engine.progress() == {}
+        assert worker.work.engine.progress() == {}
         assert (await client.stats()).samples == 2
 
 
@@ -173,7 +173,7 @@ async def test_a_broker_that_forgot_is_joined_again_and_told_what_is_held(config
     slow = config.model_copy(update={"trace": config.trace.model_copy(update={"step_s": 0.03, "mean_length": 200})})
     async with at_work(slow, where, broker) as worker:
         await broker.ask(messages.Generate(samples=ids()))
-        await until(lambda: any(worker.engine.progress().values()))
+        await until(lambda: any(worker.work.engine.progress().values()))
         broker.known = False
         await until(lambda: len(broker.all(messages.Join)) == 2)
         again = broker.all(messages.Join)[1]
@@ -219,8 +219,8 @@ class Drafting(TraceEngine):
 @pytest.fixture
 def speculating(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
     """As with vLLM, but for the model: prompts are bytes."""
-    render = prompts.load_renderer(config)
-    monkeypatch.setattr(prompts, "load_renderer", lambda config: render)
+    render = turns.load_renderer(config)
+    monkeypatch.setattr(turns, "load_renderer", lambda config: render)
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"engine": "vllm"})})
 
 
@@ -431,7 +431,7 @@ async def test_a_colocated_engine_is_started_when_it_is_woken(colocated: Config,
         assert broker.all(messages.Join)[0].asleep
         await until(lambda: broker.all(messages.Heartbeat))
         assert broker.all(messages.Heartbeat)[-1].phase == "asleep"
-        assert not hasattr(worker.engine, "_book"), "the engine is not open"
+        assert not hasattr(worker.work.engine, "_book"), "the engine is not open"
         await broker.ask(messages.LoadVersion(version=3, weights=where.weights))
         await until(lambda: broker.all(messages.Loaded))
         await broker.ask(messages.Generate(samples=ids(step=3)))
@@ -462,14 +462,14 @@ async def test_samples_wait_while_the_engine_sleeps(colocated: Config, scene: An
     slow = colocated.model_copy(update={"trace": colocated.trace.model_copy(update={"step_s": 0.02})})
     async with at_work(slow, where, broker) as worker:
         await broker.ask(messages.Generate(samples=ids()))
-        await until(lambda: any(worker.engine.progress().values()))
+        await until(lambda: any(worker.work.engine.progress().values()))
         await broker.ask(messages.Sleep())
         await until(lambda: broker.all(messages.Asleep))
-        begun = dict(worker.engine.progress())
+        begun = dict(worker.work.engine.progress())
         await broker.ask(messages.Sleep())
         await until(lambda: len(broker.all(messages.Asleep)) == 2)
-        assert worker.engine.progress() == begun
-        assert worker._engine_state() is None, "it does not stall: it sleeps"
+        assert worker.work.engine.progress() == begun
+        assert worker.work._engine_state() is None, "it does not stall: it sleeps"
         broker.known = False  # it has restarted
         await until(lambda: len(broker.all(messages.Join)) == 2)
         assert broker.all(messages.Join)[1].asleep

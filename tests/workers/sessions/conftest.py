@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.run.layout import layout_of
+from rhymed.core.config import Config
+from rhymed.core.run.layout import layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.service import StoreService
 from tests.workers.sessions.policies import ROW

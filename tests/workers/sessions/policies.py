@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rhymed.config import Config
+from rhymed.core.config import Config
+from rhymed.core.messages import SampleId, SampleInfo, Turn
 from rhymed.inputs.rows import prompt_id
-from rhymed.messages import SampleId, SampleInfo, Turn
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_store.sessions import NewTurn, get_session, put_turns
 from rhymed_workers.sessions.programs import Programs

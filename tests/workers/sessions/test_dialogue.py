@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rhymed.errors import ConfigError, DataError
-from rhymed.inputs.tokenizer import read_tokenizer
+from rhymed.core.errors import ConfigError, DataError
+from rhymed.inputs.chats import TURN, ChatTemplate
 from rhymed_workers.sessions.calls import Wanted
-from rhymed_workers.sessions.dialogue import TURN, Dialogue
+from rhymed_workers.sessions.dialogue import Dialogue
+from tests.inputs.tokenizers import byte_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -31,13 +31,13 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 @pytest.fixture
-def tokenizer(tiny_model: Path) -> Any:
-    return read_tokenizer(tiny_model)
+def tokenizer() -> Any:
+    return byte_tokenizer(("<pad>", "<eos>"))
 
 
 def dialogue(tokenizer: Any, template: str, tools: list[Any] | None = None, limit: int = 4096) -> Dialogue:
     tokenizer.chat_template = template
-    return Dialogue(tokenizer, tools or [], limit)
+    return Dialogue(ChatTemplate(tokenizer), tools or [], limit)
 
 
 def ids(tokenizer: Any, text: str) -> list[int]:
@@ -53,7 +53,7 @@ def test_three_turns_are_what_the_template_writes(tokenizer: Any, template: str,
         turn = f"step {number} {CALL}"
         result = {"role": "tool", "name": "add", "content": str(number)}
         tokens += ids(tokenizer, turn + end)
-        tokens += talk.suffix([result], tokens[-1])
+        tokens += talk.suffix([result], tokens)
         chat += [{"role": "assistant", "content": turn}, result]
     tools = [TOOL] if template is KNOWS_TOOLS else None
     whole = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, tools=tools)
@@ -61,20 +61,25 @@ def test_three_turns_are_what_the_template_writes(tokenizer: Any, template: str,
     assert talk.problem() == ""
 
 
+def test_a_prompt_of_no_tokens_is_named_and_not_its_length(tokenizer: Any) -> None:
+    with pytest.raises(DataError, match=r"^row has no tokens: a prompt has at least one$"):
+        dialogue(tokenizer, "{% if false %}{% endif %}").prompt("row", CHAT)
+
+
 def test_the_end_of_a_turn_is_not_written_twice(tokenizer: Any) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
     talk = dialogue(tokenizer, CHATML)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     result = [{"role": "tool", "name": "add", "content": "3"}]
-    assert tokenizer.decode(talk.suffix(result, end)) == "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(talk.suffix(result, [end])) == "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n"
     other = ids(tokenizer, "x")[0]
-    assert tokenizer.decode(talk.suffix(result, other)).startswith("<|im_end|>\n<|im_start|>tool")
+    assert tokenizer.decode(talk.suffix(result, [other])).startswith("<|im_end|>\n<|im_start|>tool")
 
 
 def test_a_result_with_the_words_of_the_stand_in_is_rendered_whole(tokenizer: Any) -> None:
     talk = dialogue(tokenizer, CHATML)
     result = [{"role": "tool", "name": "add", "content": f"3 {TURN} 4"}]
-    assert f"<|im_start|>tool\n3 {TURN} 4<|im_end|>" in tokenizer.decode(talk.suffix(result, 0))
+    assert f"<|im_start|>tool\n3 {TURN} 4<|im_end|>" in tokenizer.decode(talk.suffix(result, [0]))
 
 
 def test_a_template_that_knows_no_tools_gets_them_as_a_system_message(tokenizer: Any) -> None:
@@ -97,7 +102,7 @@ def test_a_template_that_refuses_tools_is_an_error_in_words(tokenizer: Any) -> N
 
 def test_a_template_without_a_role_for_results_gets_them_as_the_users(tokenizer: Any) -> None:
     talk = dialogue(tokenizer, NO_TOOL_ROLE)
-    text = tokenizer.decode(talk.suffix([{"role": "tool", "name": "add", "content": "3"}], 0))
+    text = tokenizer.decode(talk.suffix([{"role": "tool", "name": "add", "content": "3"}], [0]))
     assert "<|im_start|>user\n<tool_response>\n3\n</tool_response>" in text
     assert talk.problem() == ""
     whole = [*CHAT, {"role": "assistant", "content": CALL}, {"role": "tool", "name": "add", "content": "3"}]
@@ -115,7 +120,7 @@ def test_what_cannot_be_rendered_is_an_error_that_names_the_row(tokenizer: Any) 
         dialogue(tokenizer, NO_NARRATOR).prompt("row 7", [{"role": "narrator", "content": "3"}])
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match=r"model\.chat_template"):
-        Dialogue(tokenizer, [], 100)
+        Dialogue(ChatTemplate(tokenizer), [], 100)
 
 
 def test_a_turn_is_read(tokenizer: Any) -> None:
@@ -125,10 +130,31 @@ def test_a_turn_is_read(tokenizer: Any) -> None:
     assert read.text.startswith("first ")
 
 
+@pytest.mark.parametrize(
+    ("turn", "begun", "message"),
+    [
+        (f"a {CALL}<|im_end|>", False, {"content": "a", "tool_calls": 1}),
+        (f"<think>\nb\n</think>\n\n{CALL}", False, {"content": "", "reasoning_content": "b", "tool_calls": 1}),
+        ("b\n</think>\n\nIt is 3.<|im_end|>", True, {"content": "It is 3.", "reasoning_content": "b"}),
+        ("<think>\n\n</think>\n\nIt is 3.", False, {"content": "It is 3."}),
+        ("<think>b", False, {"content": "", "reasoning_content": "b"}),
+        ("It is 3.<|im_end|>", False, {"content": "It is 3."}),
+        ("<think>b</think><tool_call>{", False, {"content": "<think>b</think><tool_call>{"}),
+    ],
+)
+def test_a_turn_as_a_message_has_thoughts_and_calls_apart(turn: str, begun: bool, message: dict[str, Any]) -> None:
+    tokenizer = byte_tokenizer(eos="<|endoftext|>")
+    talk = dialogue(tokenizer, CHATML)
+    read = talk.read(ids(tokenizer, turn), ids(tokenizer, "<think>\n" if begun else "\n"))
+    found = talk.message(read)
+    assert found.pop("role") == "assistant"
+    assert {name: len(value) if name == "tool_calls" else value for name, value in found.items()} == message
+
+
 def test_without_a_tokenizer_bytes_are_tokens() -> None:
     talk = Dialogue(None, [TOOL], 100)
     assert bytes(talk.prompt("row", CHAT)) == b"What is 1 + 2?"
-    assert bytes(talk.suffix([{"role": "tool", "content": "3"}], 0)) == b"\n\n3\n\n"
+    assert bytes(talk.suffix([{"role": "tool", "content": "3"}], [0])) == b"\n\n3\n\n"
     assert talk.read([7, 70_000]).text == "7 70000"
     read = talk.read([70_000, *CALL.encode()])
     assert list(read.calls) == [Wanted("add", {"a": 1})]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 
-from rhymed.messages import Answer, Fork, SampleId, SampleInfo, Session, Turn
+from rhymed.core.messages import Answer, Fork, SampleId, SampleInfo, Session, Turn
 from rhymed_store.client import NewSample
 from rhymed_store.sessions import StoredSession
 from rhymed_workers.sessions.finish import joined
@@ -16,7 +17,8 @@ ID = SampleId(0, "p", 0)
 
 
 def stored(turns: Sequence[tuple[list[int], list[int]]], unused: Sequence[int] = ()) -> StoredSession:
-    """`turns`: (all tokens before it, its tokens); turn n has the version n and the log-prob -n - 1."""
+    """`turns`: (all tokens before it, its tokens); turn n has the version n, the log-prob -n - 1 and, if n is odd,
+    ten times that as the floor."""
     answers = [Answer(length=len(turns[0][0]))]
     answers += [Answer(length=len(before), kept=0) for before, _ in turns[1:]]
     answers += [Answer(length=0, done=True, reward=0.5, unused=list(unused))]
@@ -24,13 +26,33 @@ def stored(turns: Sequence[tuple[list[int], list[int]]], unused: Sequence[int] =
         Turn(length=len(tokens), finish_reason="stop", versions=[(number, len(tokens))])
         for number, (_, tokens) in enumerate(turns)
     ]
+    floored = [number % 2 == 1 for number in range(len(turns))]
+    logprobs = [np.full(len(tokens), -number - 1, np.float32) for number, (_, tokens) in enumerate(turns)]
     return StoredSession(
-        Session(id=ID, answers=answers, turns=made, drafted=[True] * len(turns)),
+        Session(id=ID, answers=answers, turns=made, drafted=[True] * len(turns), floored=floored),
         [*(np.array(before, np.uint32) for before, _ in turns), np.zeros(0, np.uint32)],
         [np.array(tokens, np.uint32) for _, tokens in turns],
-        [np.full(len(tokens), -number - 1, np.float32) for number, (_, tokens) in enumerate(turns)],
+        logprobs,
         [np.ones(len(tokens), np.bool_) for _, tokens in turns],
+        [10 * part if has else None for part, has in zip(logprobs, floored, strict=True)],
     )
+
+
+def test_each_turn_has_what_the_answer_to_it_gave() -> None:
+    whole = list(range(10))
+    given = stored([(whole[1:3], [3]), (whole[1:5], [5, 6]), (whole[1:7], [7]), (whole[1:9], [9])])
+    answers = [msgspec.structs.replace(one, reward=2.0**number) for number, one in enumerate(given.session.answers)]
+    for unused, expected in (([], [1.0 + 2, 4.0 + 8, 16.0]), ([0], [1.0 + 2 + 4 + 8, 16.0]), ([3], [1.0 + 2, 28.0])):
+        ended = [*answers[:-1], msgspec.structs.replace(answers[-1], unused=unused)]
+        session = msgspec.structs.replace(given.session, answers=ended)
+        info = joined(replace(given, session=session)).info
+        assert (info.turn_rewards, info.earned) == (expected, 31.0), unused  # the third turn continues the second
+        assert len(info.turn_rewards) == info.turn_count
+    silent = [msgspec.structs.replace(one, reward=None) for one in answers]
+    info = joined(replace(given, session=msgspec.structs.replace(given.session, answers=silent))).info
+    assert (info.turn_rewards, info.earned) == ([], None)
+    branches = joined(stored([([1, 2], [3]), ([1, 9], [5])])).info
+    assert (branches.turn_rewards, branches.earned) == ([], 0.5), "of rows it is not known which one earned it"
 
 
 def rows_of(sample: NewSample) -> list[list[int]]:
@@ -49,6 +71,9 @@ def policy_of(sample: NewSample) -> list[int]:
     mask = np.repeat(np.arange(len(info.turns)) % 2 == 0, info.turns)
     assert (np.asarray(sample.logprobs)[~mask] == 0).all()
     assert not np.asarray(sample.drafted)[~mask].any()
+    if sample.floors is not None:
+        logprobs = np.asarray(sample.logprobs)
+        np.testing.assert_array_equal(sample.floors, np.where(mask & (logprobs % 2 == 0), 10 * logprobs, -np.inf))
     return tokens[mask].tolist()
 
 

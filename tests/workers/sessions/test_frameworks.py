@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.config import Config
+from rhymed.core.config import Config
 from rhymed.inputs.tokenizer import read_tokenizer
 from rhymed_store.client import StoreClient
 from tests.workers.sessions.policies import config_of, finished
@@ -16,7 +16,7 @@ pytest.importorskip("griffe")
 
 AGENTS = """
 from agents import Agent, Runner, function_tool, set_default_openai_api, set_tracing_disabled
-set_default_openai_api("chat_completions")
+set_default_openai_api(API)
 set_tracing_disabled(True)
 
 @function_tool
@@ -30,14 +30,16 @@ assert result.final_output == "It is 3.", result.final_output
 """
 
 
-async def test_openai_agents(store: StoreClient, config: Config, tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.parametrize("api", ["chat_completions", "responses"])
+async def test_openai_agents(store: StoreClient, config: Config, tmp_path: Path, tiny_model: Path, api: str) -> None:
     tokenizer = read_tokenizer(tiny_model)
     turns = iter(['<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call><eos>', "It is 3.<eos>"])
 
     def policy(prompt: list[int], repeats: int) -> list[int]:
         return list(tokenizer(next(turns), add_special_tokens=False).input_ids)
 
-    (sample,) = await finished(config_of(tmp_path, AGENTS, tiny_model, timeout_s=200), store, policy)
+    program = f"API = {api!r}\n{AGENTS}"
+    (sample,) = await finished(config_of(tmp_path, program, tiny_model, timeout_s=200), store, policy)
     assert (len(sample.info.turns), sample.info.forks) == (3, []), "one row of two turns"
     text = tokenizer.decode(sample.tokens.tolist())
     assert text.endswith("</tool_call><eos>\n[tool] 3<eos>\n[assistant] It is 3.<eos>")

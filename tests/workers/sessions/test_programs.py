@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from rhymed.errors import EnvironmentFailed
+from rhymed.core.errors import AddressRefused, EnvironmentFailed, EnvironmentUnusable
+from rhymed.core.messages import Fork, SampleId, Session
+from rhymed.core.run import edited, provenance
 from rhymed.inputs.rows import prompt_id
 from rhymed.inputs.tokenizer import read_tokenizer
-from rhymed.messages import Fork, SampleId, Session
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import StoredSession, get_session
-from rhymed_workers.reward.sessions import last_turn
+from rhymed_workers.reward.worker import last_turn
 from rhymed_workers.sessions.programs import Programs
+from rhymed_workers.sessions.session import Program
+from rhymed_workers.sessions.speech import Speech
 from tests.workers.sessions.policies import ID, Loop, config_of, echo, finished
 
 pytest.importorskip("openai")
@@ -114,6 +119,45 @@ async def test_tools_are_called_and_streams_are_read(store: StoreClient, tmp_pat
     assert text.startswith(texts[2])
 
 
+ENDED = """
+messages = [say(row["prompt"])]
+first = ask(messages, max_tokens=2).choices[0].message
+assert first.content == "x<", first
+messages += [first, say("Go on.")]
+second = ask(messages, stop=["</search>"]).choices[0]
+assert (second.message.content, second.finish_reason) == ("<search>a", "stop"), second
+more = {"stop": "</search>", "include_stop_str_in_output": True}
+third = ask([*messages, second.message, say("And?")], extra_body=more).choices[0]
+assert third.message.content == "<search>b</search>", third
+"""
+
+
+async def test_turns_that_are_cut_or_stopped_get_the_templates_end(
+    store: StoreClient, tmp_path: Path, tiny_model: Path
+) -> None:
+    tokenizer = read_tokenizer(tiny_model)
+    said = iter(["x<y", "<search>a</search>", "<search>b</search>"])
+
+    def policy(prompt: list[int], repeats: int) -> list[int]:
+        return list(tokenizer(next(said), add_special_tokens=False).input_ids)
+
+    loop = Loop(store, policy)
+    async with Programs(config_of(tmp_path, ENDED, tiny_model), store) as programs:
+        await loop.finish(programs, turns=1)
+        assert await programs.act(ID) is None
+        assert [answer.stop for answer in (await get_session(store, ID)).session.answers] == [[], ["</search>"]]
+        await loop.write()
+        assert await loop.finish(programs)
+    sample = await loop.sample()
+    assert sample.info.forks == []
+    text = tokenizer.decode(sample.tokens)
+    for turn in ("x<", "<search>a</search>"):
+        assert f"{turn}<eos>\n[user] " in text
+    assert sample.tokens.tolist().count(tokenizer.eos_token_id) == 4, (
+        "the template's ends of turns are its own tokens"
+    )
+
+
 async def test_a_program_may_work_with_token_ids(store: StoreClient, tmp_path: Path) -> None:
     program = """
 import httpx
@@ -130,7 +174,7 @@ second = generate([1, 2, 3, *first["token_ids"], 9])
 assert second["finish_reason"] == "stop"
 assert post("/reward", reward=0.25).json() == {"reward": 0.25}
 assert post("/v1/reward", reward=0.5).status_code == 200
-for wrong in ("much", True, None, [1], 10**400):
+for wrong in ("much", True, None, [1], 10**400, 1e13):
     assert post("/reward", reward=wrong).status_code == 400, wrong
 assert post("/inference/v1/generate", token_ids=[]).json()["error"]["param"] == "token_ids"
 """
@@ -150,6 +194,12 @@ ask([say("a"), first, say("b")])
     tokens = sample.prompt_tokens.tolist() + sample.tokens[: sample.info.forks[0].start].tolist()
     assert sample.info.last == 2
     assert last_turn(sample).tokens.tolist() == echo(tokens[:-3], 0)
+
+
+@pytest.mark.parametrize("most", ["2**53", "2**63 - 1", "2**64 - 1", "10**20"])
+async def test_any_number_of_tokens_may_be_asked_for(store: StoreClient, tmp_path: Path, most: str) -> None:
+    (sample,) = await finished(config_of(tmp_path, f"ask([say('a')], max_tokens={most})"), store)
+    assert sample.info.turns == [3]
 
 
 async def test_token_ids_that_the_model_does_not_have_are_refused(
@@ -181,7 +231,6 @@ assert code(hello, n=2) == (400, "unsupported_parameter")
 assert code(hello, logit_bias={"5": 1}) == (400, "unsupported_parameter")
 assert code(hello, response_format={"type": "json_object"}) == (400, "unsupported_parameter")
 assert code(hello, extra_body={"wonder": 1}) == (400, "unsupported_parameter")
-assert code(hello, stop=["x"]) == (400, "unsupported_parameter")
 assert code(hello, top_logprobs=3, logprobs=True) == (400, "unsupported_parameter")
 assert code(hello, tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required")[0] == 400
 assert code([]) == (400, "invalid_value")
@@ -195,9 +244,9 @@ assert httpx.get(base.replace("-0/", "-1/") + "/models", headers=key).status_cod
 assert httpx.get(base + "/models", headers={b"Authorization": b"Bearer \\xff"}).status_code == 401
 assert httpx.post(base + "/chat/completions", headers=key, content=b"[" * 100_000).status_code == 400
 deep = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
-assert code([say("a"), {"role": "assistant", "tool_calls": [deep]}, say("b")]) == (500, "internal_error")
+assert code([say("a"), {"role": "assistant", "tool_calls": [deep]}, say("b")]) == (400, "invalid_value")
 assert httpx.get(base + "/models", headers=key).json()["data"][0]["object"] == "model"
-assert httpx.post(base + "/responses", headers=key, json={}).json()["error"]["code"] == "unknown_url"
+assert httpx.post(base + "/embeddings", headers=key, json={}).json()["error"]["code"] == "unknown_url"
 assert httpx.post(base + "/chat/completions", headers=key, content=b"{").status_code == 400
 other = OpenAI(base_url=base.removesuffix("/v1")).chat.completions.create(model="m", messages=[
     {"role": "developer", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}],
@@ -212,7 +261,7 @@ async def test_what_cannot_be_answered_is_refused_in_words_of_openai(store: Stor
     loop = Loop(store)
     async with Programs(config_of(tmp_path, REFUSED, max_turns=2), store) as programs:
         info = await loop.finish(programs)
-        assert (programs.calls, programs.errors) == (6, 4)
+        assert (programs.calls, programs.errors) == (5, 3)
     assert info is not None
     assert info.turns[0] == 2
 
@@ -244,11 +293,57 @@ async def test_a_program_that_fails_is_no_sample(store: StoreClient, tmp_path: P
     assert not (await get_session(store, ID)).session.done
 
 
+async def test_a_program_whose_output_stays_open_is_ended_more_than_once(
+    store: StoreClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else has its output, so its last words never come: each end waits for them, and goes on."""
+    monkeypatch.setattr("rhymed_workers.sessions.session.OUTPUT_S", 0.05)
+    config = config_of(tmp_path, "time.sleep(1000)")
+    program = await Program.start(config, ["sleep", "1000"], "{}", "127.0.0.1", {})
+    held = os.open(f"/proc/{program.pid}/fd/1", os.O_WRONLY)  # the pipe that its guard writes to
+    try:
+        for _ in range(2):
+            await program.kill()
+    finally:
+        os.close(held)
+    assert not program.usable
+    await asyncio.wait([program._reading], timeout=60.0)
+    assert program._reading.cancelled(), "no task reads any more"
+
+
+async def test_no_program_is_started_that_was_edited(store: StoreClient, tmp_path: Path) -> None:
+    config = config_of(tmp_path, "ask([say('a')])")
+    (agent,) = (Path(path) for path in provenance.files(config) if path.endswith("agent.py"))
+    edited.start(tmp_path, provenance.now([], config))
+    agent.write_text(agent.read_text() + "\n# edited\n")
+    async with Programs(config, store, tmp_path) as programs:
+        with pytest.raises(EnvironmentUnusable, match=r"agent.py \(environment\) was edited"):
+            await Loop(store).finish(programs)
+
+
 async def test_a_command_that_is_not_there_is_an_error_before_any_sample(store: StoreClient, tmp_path: Path) -> None:
     config = config_of(tmp_path, "", command="no-such-program agent.py")
     with pytest.raises(EnvironmentFailed, match="there is no program 'no-such-program'"):
         async with Programs(config, store):
             pass
+
+
+async def test_an_address_that_is_taken_closes_what_was_opened(
+    store: StoreClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, close = list[Speech](), Speech.close
+
+    def closing(self: Speech) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(Speech, "close", closing)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = config_of(tmp_path, "", port=taken.getsockname()[1])
+        with pytest.raises(AddressRefused):
+            async with Programs(config, store):
+                pass
+    assert len(closed) == 1
 
 
 PLAIN = """

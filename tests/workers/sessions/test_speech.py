@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from rhymed.errors import CallRefused
-from rhymed.inputs.tokenizer import read_tokenizer
+from rhymed.core.errors import CallRefused
+from rhymed.inputs.chats import ChatTemplate
 from rhymed_workers.sessions.chat.messages import Message
+from rhymed_workers.sessions.dialogue import Dialogue
 from rhymed_workers.sessions.speech import Speech
-from tests.workers.sessions.test_dialogue import NO_TOOLS, TOOL
+from tests.inputs.tokenizers import byte_tokenizer
+from tests.workers.sessions.test_dialogue import CHATML, NO_TOOLS, TOOL, ids
 
 HELLO = [Message("user", "Hello.")]
 
 
-async def test_tools_that_the_template_refuses_cost_the_call_alone(tiny_model: Path) -> None:
-    tokenizer = read_tokenizer(tiny_model)
+async def test_tools_that_the_template_refuses_cost_the_call_alone() -> None:
+    tokenizer = byte_tokenizer()
     tokenizer.chat_template = NO_TOOLS
-    speech = Speech(tokenizer, "hermes")
+    speech = Speech(ChatTemplate(tokenizer), "hermes")
     with pytest.raises(CallRefused, match="the chat template refuses the tools") as refused:
         await speech.prompt(HELLO, [TOOL])
     assert (refused.value.param, refused.value.status) == ("tools", 400)
@@ -31,4 +31,22 @@ def test_ids_are_below_the_size_of_the_vocabulary() -> None:
     assert speech.checked([0, 9]) == [0, 9]
     with pytest.raises(CallRefused, match="token_ids has 10, and the model's ids are below 10"):
         speech.checked([10, 3])
+    speech.close()
+
+
+async def test_calls_are_read_only_where_tools_were_offered_and_a_special_token_may_end_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    tokenizer.chat_template = CHATML
+    speech, read = Speech(ChatTemplate(tokenizer), "hermes"), list[int]()
+    reads = Dialogue.read
+    monkeypatch.setattr(Dialogue, "read", lambda *given: read.append(1) or reads(*given))
+    turn = ids(tokenizer, "so: 3<|end|>")
+    assert await speech.stopped(turn, ["<|end|>", "</end>"]) == "<|end|>"
+    assert (await speech.message(turn, [], "name")).content == "so: 3"
+    assert not read
+    assert (await speech.message(turn, [TOOL], "name")).content == "so: 3"
+    assert read
     speech.close()

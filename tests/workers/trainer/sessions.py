@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rhymed.messages import Fork, SampleId, SampleInfo
+from rhymed.core.messages import Fork, SampleId, SampleInfo
 from rhymed_store.client import StoredSample
 
 PROMPTS, GROUP = 3, 4

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rhymed.algorithms import ALGORITHMS
-from rhymed.config import Config, Trainer
+from rhymed.core.algorithms import ALGORITHMS
+from rhymed.core.config import Config, Trainer
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.algorithms.losses import token_losses
 from rhymed_workers.trainer.batch import Batch, assemble

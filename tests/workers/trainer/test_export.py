@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.cli import main
-from rhymed.errors import CheckpointError, ConfigError
-from rhymed.run import checkpoint
+from rhymed.core.errors import CheckpointError, ConfigError
+from rhymed.core.run import checkpoint
+from rhymed.start.cli import main
 from rhymed_workers.trainer.export import chosen, export
 
 
@@ -33,6 +33,16 @@ def run(tmp_path: Path, tiny_model: Path) -> Path:
     for step in (2, 4):
         checkpoint.save(folder / "checkpoints", step, write, keep=2)
     return folder
+
+
+def test_the_best_one_is_exported_by_its_name(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"step": step, "val/sums/reward/mean": reward} for step, reward in ((2, 0.75), (4, 0.5))]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for one in checkpoint.checkpoints_in(run / "checkpoints"):
+        checkpoint.keep(run, one)
+    assert main(["checkpoint", "export", str(run), str(tmp_path / "out"), "--step", "best"]) == 0
+    assert "2 steps trained" in capsys.readouterr().out
+    assert (tmp_path / "out" / "config.json").is_file()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rhymed.cli import main
-from rhymed.config import Config, Lora
-from rhymed.run import checkpoint
+from rhymed.core.config import Config, Lora
+from rhymed.core.run import checkpoint
+from rhymed.start.cli import main
 from rhymed_workers.trainer.policy.lora import LoraPolicy
 from tests.packages import needs
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from rhymed.algorithms import ALGORITHMS
-from rhymed.config import Config
-from rhymed.errors import CheckpointError, StalenessBroken
-from rhymed.messages import SampleId, SampleInfo
+from rhymed.core.algorithms import ALGORITHMS
+from rhymed.core.config import Config
+from rhymed.core.errors import CheckpointError, StalenessBroken
+from rhymed.core.messages import SampleId, SampleInfo
 from rhymed_store.client import StoredSample
+from rhymed_workers.trainer.batch import assemble
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.policy.policy import Policy
 
@@ -93,6 +94,8 @@ LIBRARY = pytest.mark.skipif(not importlib.util.find_spec("bitsandbytes"), reaso
         {"algorithm": "rloo", "minibatches": 2},
         {"algorithm": "reinforce++"},
         {"algorithm": "dapo"},
+        {"entropy_coef": 0.02, "entropy_target": 5.54, "entropy_coef_delta": 0.01, "minibatches": 2},
+        {"optimizer": "muon", "minibatches": 2},
         pytest.param({"optimizer": "adamw_8bit", "minibatches": 2}, marks=LIBRARY),
     ],
 )
@@ -119,6 +122,34 @@ def test_two_and_two_steps_are_four_steps_to_the_bit(
 
 def untimed(metrics: dict[str, float]) -> dict[str, float]:
     return {key: value for key, value in metrics.items() if not key.startswith(("timing", "perf"))}
+
+
+def test_an_entropy_bonus_raises_the_entropy_of_samples_without_a_signal(
+    learner: Callable[..., TorchLearner],
+) -> None:
+    found = {}
+    for coef in (-1.0, 0.0, 1.0):
+        one = learner(entropy_coef=coef, warmup_steps=0, weight_decay=0.0)
+        for step in range(3):
+            found[coef] = one.train(rewarded(samples(step), lambda info: 1.0))
+            assert (found[coef]["actor/tokens"] > 0) == bool(coef)
+    assert "actor/entropy" not in found[0.0]
+    assert found[-1.0]["actor/entropy"] < found[1.0]["actor/entropy"]
+    assert found[1.0]["actor/entropy_coef"] == 1.0
+
+
+def test_each_scorer_is_normalised_before_the_sum(tiny_model: Path) -> None:
+    """A scorer of rare, small rewards teaches as much as one of large ones."""
+    config = Config.model_validate({"trainer": {"algorithm": "gdpo"}})
+    given = [
+        dataclasses.replace(one, parts={"large": 1e3 * (at % 2), "small": 1e-2 * (at // 2 % 2), "large/part": 9.0})
+        for at, one in enumerate(samples(0)[:GROUP])
+    ]
+    given = [changed(one, reward=one.parts["large"] + one.parts["small"]) for one in given]
+    none = lambda batches, total: torch.zeros(total)  # noqa: E731
+    batch = assemble(given, config.trainer, 16, none, scorers={"large": 1.0, "small": 1.0})
+    firsts = [int(at) for at in batch.lengths_B.cumsum(0) - batch.lengths_B]
+    assert batch.advantages_N[firsts].tolist() == pytest.approx([-1.2247, 0.0, 0.0, 1.2247], abs=0.02)
 
 
 def test_a_checkpoint_is_a_folder_that_transformers_reads(
@@ -303,6 +334,50 @@ def test_stale_samples_are_refused(learner: Callable[..., TorchLearner]) -> None
     fine = samples(2, version=2)
     assert made.allowed(2, [*fine, *samples(2, version=1)]) == fine
     assert made.steps == 2
+
+
+def cut_samples(folder: Path) -> list[StoredSample]:
+    """Of step 0, as an engine writes them that draws from the tokens down to the one that it draws; one of each
+    group draws from all."""
+    from transformers import AutoModelForCausalLM
+
+    model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), []
+    for sample in samples(0):
+        prompt, response = (np.asarray(part, np.int64) for part in (sample.prompt_tokens, sample.tokens))
+        with torch.no_grad():
+            logits_NV = model(torch.from_numpy(np.concatenate([prompt, response]))[None]).logits[0]
+        logp_NV = logits_NV[len(prompt) - 1 : -1].double().log_softmax(-1)
+        logp_N = logp_NV.gather(1, torch.from_numpy(response)[:, None])
+        floor_N = (logp_N + logp_NV.where(logp_NV < logp_N, -torch.inf).amax(-1, keepdim=True)) / 2
+        floor_N = floor_N if sample.info.id.index else torch.full_like(floor_N, -torch.inf)
+        said_N = logp_N - logp_NV.where(logp_NV >= floor_N, -torch.inf).logsumexp(-1, keepdim=True)
+        said, floors = (each[:, 0].float().numpy() for each in (said_N, floor_N))
+        found.append(dataclasses.replace(sample, logprobs=said, floors=floors))
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"minibatches": 3, "kl_coef": 0.1},
+        {"minibatches": 2, "algorithm": "gspo", "correction": "sequence-mask"},
+        {"overlap": True, "correction": "geometric"},
+    ],
+)
+def test_a_trainer_knows_the_tokens_that_were_left_to_draw_from(
+    learner: Callable[..., TorchLearner], tiny_model: Path, settings: dict[str, Any]
+) -> None:
+    given = cut_samples(tiny_model)
+    metrics = learner(**settings).train(given)
+    assert metrics["mismatch_kl/mean"] < 1e-10
+    assert metrics.get("actor/rejected", 0.0) == 0
+    assert metrics["actor/grad_norm"] > 0
+    if "kl_coef" in settings:  # to the reference's among all: that of the first update is the share that is kept
+        assert metrics["actor/kl"] > 0.1
+    unknown = learner(**settings).train([dataclasses.replace(sample, floors=None) for sample in given])
+    assert unknown["mismatch_kl/mean"] > 0.1
+    assert unknown["actor/entropy"] > metrics["actor/entropy"]
 
 
 REWARDED = [name for name, recipe in ALGORITHMS.items() if recipe.advantage not in ("gae", "none")]

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rhymed.errors import CheckpointError
-from rhymed.messages import SampleId, SampleInfo
+from rhymed.core.errors import CheckpointError
+from rhymed.core.messages import SampleId, SampleInfo
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer import lineage
 from rhymed_workers.trainer.lineage import Lineage

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rhymed.config import Config, Lora
-from rhymed.errors import CheckpointError, ConfigError
+from rhymed.core.config import Config, Lora
+from rhymed.core.errors import CheckpointError, ConfigError
 from rhymed_workers.lora.merge import Adapter, add
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.policy.backbone import Compute
@@ -25,6 +25,7 @@ from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy
 from rhymed_workers.trainer.publish import Publisher
 from tests.packages import needs
+from tests.workers.trainer.policy.models import build
 from tests.workers.trainer.test_learner import equal, samples, untimed, weights
 
 pytestmark = needs("peft")
@@ -258,3 +259,13 @@ def test_frozen_layers_are_rounded_once(tiny_model: Path) -> None:
         if name in halves:
             parameter.data = Policy.load(tiny_model).model.get_parameter(name.replace(".base_layer", "")).data
     assert torch.equal(once.logprobs(batch), always.logprobs(batch))
+
+
+def test_a_shared_expert_has_adapters_of_its_own(tmp_path: Path) -> None:
+    build("qwen3_next").float().save_pretrained(tmp_path)
+    policy = LoraPolicy(Lora(rank=4), tmp_path)
+    layers = {name.rpartition(".lora_")[0] for name in policy.adapters()}
+    assert "base_model.model.model.layers.0.mlp.shared_expert.gate_proj" in layers
+    assert {name for name, one in policy.model.named_parameters() if one.requires_grad} == {
+        name for name, _ in policy.model.named_parameters() if ".lora_" in name
+    }, "and nothing else has one"

@@ -11,7 +11,7 @@ import torch
 
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.learner import TorchLearner
-from rhymed_workers.trainer.tokenstats.sums import Sums
+from rhymed_workers.trainer.tokenstats import Sums
 from tests.workers.trainer.test_learner import learner, rewarded, samples  # noqa: F401
 
 Make = Callable[..., TorchLearner]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rhymed.config import Trainer
+from rhymed.core.config import Trainer
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.algorithms.losses import token_losses
 from rhymed_workers.trainer.batch import Batch, assemble

@@ -12,15 +12,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rhymed.config import Config
-from rhymed.errors import MalformedMessage, TrainerError, WireError
-from rhymed.messages import GetManifest, GetSlice, Manifest, NextSlices
-from rhymed.service.host import host_id
-from rhymed.wire.sockets import Client
+from rhymed.core.config import Config
+from rhymed.core.errors import MalformedMessage, TrainerError, WireError
+from rhymed.core.messages import GetManifest, GetSlice, Manifest, NextSlices
+from rhymed.core.service.host import host_id
+from rhymed.core.wire.sockets import Client
 from rhymed_workers.trainer import publish
 from rhymed_workers.trainer.publish import Publisher
 from rhymed_workers.trainer.trace import TraceLearner
 from rhymed_workers.weights.server import WeightsServer
+from tests.disks import fill, small_disk
 
 
 def tensors(seed: int) -> dict[str, Tensor]:
@@ -82,6 +83,21 @@ def test_closing_removes_everything_and_so_does_the_next_trainer(tmp_path: Path)
     assert not made.parent.exists()
 
 
+def test_what_is_published_while_it_closes_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher = Publisher(tmp_path / "weights")
+    made, write = publisher.publish(0, tensors(0).items()).path, publish._write
+
+    def late(*arguments: object, **named: object) -> None:
+        publisher.close()
+        write(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(publish, "_write", late)
+    with pytest.raises(TrainerError, match="the trainer ends"):
+        publisher.publish(1, tensors(1).items())
+    assert not made.parent.exists()
+    assert not (tmp_path / "weights").exists()
+
+
 def test_without_room_in_shared_memory_the_run_folder_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -91,6 +107,24 @@ def test_without_room_in_shared_memory_the_run_folder_is_used(
     assert publisher.publish(0, tensors(0).items()).path.parent == tmp_path / "weights"
     assert "slower" in caplog.text
     publisher.close()
+
+
+def test_shared_memory_that_becomes_full_is_left_for_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(tmp_path / "memory", "1m") as memory, small_disk(tmp_path / "run", "1m") as run:
+        monkeypatch.setattr(publish, "shared_memory", lambda: memory)
+        publisher = Publisher(run / "weights")
+        assert publisher.publish(0, tensors(0).items()).path.is_relative_to(memory)
+        fill(memory)
+        assert publisher.publish(1, tensors(1).items()).path.parent == run / "weights"
+        assert f"cannot take the weights ([Errno 28] No space left on device): publishing to {run}" in caplog.text
+        assert publisher.find(0).path.is_relative_to(memory), "it is still kept"
+        fill(run)
+        with pytest.raises(TrainerError, match=r"run/weights cannot take the weights: .*No space left.*free some"):
+            publisher.publish(2, tensors(2).items())
+        publisher.close()
+        assert [path.name for path in memory.iterdir()] == ["filler"]
 
 
 @pytest.fixture

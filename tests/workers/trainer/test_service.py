@@ -15,19 +15,28 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from rhymed import messages
-from rhymed.config import Config, Lora
-from rhymed.errors import CheckpointError, CheckpointLost, PeerGone, TrainerError, UnknownSample
-from rhymed.run import checkpoint
-from rhymed.run.layout import RunLayout, layout_of
-from rhymed.service.activities import ACTIVITIES, seconds_of
-from rhymed.wire.sockets import DONE, Client, Server
+from rhymed.core import messages
+from rhymed.core.config import Config, Lora
+from rhymed.core.errors import (
+    CheckpointError,
+    CheckpointLost,
+    DiskFull,
+    PeerGone,
+    TrainerError,
+    UnknownSample,
+    Unstartable,
+)
+from rhymed.core.run import checkpoint
+from rhymed.core.run.layout import RunLayout, layout_of
+from rhymed.core.service import retry
+from rhymed.core.service.stopwatch import ACTIVITIES, seconds_of
+from rhymed.core.wire.sockets import DONE, Client, Server
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.service import StoreService
-from rhymed_workers.trainer import lineage
-from rhymed_workers.trainer.intake import fetch
-from rhymed_workers.trainer.saving import checkpoints
+from rhymed_workers.trainer import lineage, saving
+from rhymed_workers.trainer import service as trainer_service
 from rhymed_workers.trainer.service import TrainerService
+from tests.disks import fill, small_disk
 from tests.workers.peers import until
 
 WAIT_S = 60.0
@@ -157,7 +166,7 @@ async def test_a_step_is_trained_published_told_and_checkpointed(
             assert trained.metrics.keys() >= {
                 *("reward/std", "actor/loss", "actor/entropy", "actor/grad_norm", "actor/lr", "actor/pg_clipfrac"),
                 *("mismatch_kl/mean", "staleness/max", "perf/train_tokens_per_s", "response_length/clip_ratio"),
-                *("timing_s/fetch", "timing_s/train", "timing_s/publish"),
+                *("timing_s/fetch", "timing_s/compute", "timing_s/publish"),
             }
         after = await published(where, 2)
         assert any((after[name] != before[name]).any() for name in before)
@@ -168,7 +177,7 @@ async def test_a_step_is_trained_published_told_and_checkpointed(
         assert min(seconds.values()) > 0, "it has done all of it"
         assert sum(seconds.values()) <= time.monotonic() - began
         trained = [await broker.hear(messages.Trained, step=step) for step in range(2)]
-        assert seconds["train"] >= sum(message.metrics["timing_s/train"] for message in trained)
+        assert seconds["train"] >= sum(message.metrics["timing_s/compute"] for message in trained)
     assert (where.checkpoints / "step-000002" / "model.safetensors").exists()
     await broker.hear(messages.Leave)
 
@@ -208,7 +217,7 @@ async def test_groups_that_come_early_are_a_part_of_the_step_to_the_bit(
                 ids = await put(step)
                 if early:
                     await broker.ask(messages.BeginGroups(step=step, samples=ids[4:]))
-                    await until(lambda: service._learner._groups._parts)  # type: ignore[attr-defined]  # noqa: B023
+                    await until(lambda: service.work._learner._groups._parts)  # type: ignore[attr-defined]  # noqa: B023
                     await broker.ask(messages.BeginGroups(step=step, samples=ids[4:]))
                 await broker.ask(messages.TrainStep(step=step, samples=ids))
                 metrics = (await broker.hear(messages.Trained, step=step)).metrics
@@ -232,7 +241,7 @@ async def test_a_checkpoint_has_the_step_of_its_name_while_the_next_one_waits(
     service = TrainerService(config, where)
     async with service.running():
         name = "free" if copy else "finish"
-        usual = getattr(service._checkpoints, name)
+        usual = getattr(service.work.checkpoints, name)
 
         async def slowly(*arguments: Any) -> None:
             await broker.ask(messages.TrainStep(step=1, samples=await put(1)))
@@ -242,7 +251,7 @@ async def test_a_checkpoint_has_the_step_of_its_name_while_the_next_one_waits(
             await usual(*arguments)
 
         with monkeypatch.context() as patched:
-            patched.setattr(service._checkpoints, name, slowly)
+            patched.setattr(service.work.checkpoints, name, slowly)
             await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
             await broker.hear(messages.Trained, step=0)
             await broker.hear(messages.Checkpointed, newest=1)
@@ -349,6 +358,17 @@ async def test_a_restarted_broker_is_joined_again_and_hears_what_it_missed(
             reborn.server.close()
 
 
+async def test_a_model_that_cannot_be_loaded_ends_the_trainer_as_one_that_did_not_start(
+    config: Config, where: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def restored(*_: Any) -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.")
+
+    monkeypatch.setattr("rhymed_workers.trainer.service.restore", restored)
+    with pytest.raises(Unstartable, match="cannot be loaded for training: Found no NVIDIA driver"):
+        await TrainerService(config, where).run()
+
+
 async def test_a_damaged_checkpoint_is_not_the_end(
     config: Config, where: RunLayout, broker: Broker, put: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -385,16 +405,16 @@ async def test_a_trainer_without_a_good_checkpoint_ends_in_words(
 async def test_a_big_step_is_read_in_parts(
     config: Config, where: RunLayout, broker: Broker, put: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "FETCHED", 3)
+    monkeypatch.setattr(trainer_service, "FETCHED", 3)
     service, asked = TrainerService(config, where), list[int]()
     async with service.running():
-        whole = service._store.get_samples
+        whole = service.store.get_samples
 
         async def counted(ids: Any, **more: Any) -> Any:
             asked.append(len(ids))
             return await whole(ids, **more)
 
-        service._store.get_samples = counted  # type: ignore[method-assign]
+        service.store.get_samples = counted  # type: ignore[method-assign]
         await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
         trained = await broker.hear(messages.Trained, step=0)
         assert trained.life == (await broker.hear(messages.Join)).life != ""
@@ -530,7 +550,7 @@ async def test_a_trainer_that_gets_no_further_ends(
     service, hung = TrainerService(stuck, where), threading.Event()
     life = asyncio.ensure_future(service.run())
     await broker.hear(messages.Join)
-    service._learner.train = lambda samples, progress, run_steps: hung.wait(WAIT_S)  # type: ignore[method-assign]
+    service.work._learner.train = lambda samples, progress, run_steps: hung.wait(WAIT_S)  # type: ignore[method-assign]
     await asyncio.sleep(1.0)
     assert not life.done(), "one that has nothing to do is not stuck"
     await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
@@ -606,21 +626,58 @@ async def test_what_is_written_of_a_checkpoint_is_progress_also_of_an_idle_train
     config: Config, where: RunLayout, broker: Broker, put: Any, disk: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a disk that hangs is a stall, and a slow one is not."""
-    monkeypatch.setattr(checkpoints, "MEASURE_S", 0.02)
+    monkeypatch.setattr(saving, "MEASURE_S", 0.02)
     service = TrainerService(_changed(config, trainer={"checkpoint_every": 1}), where)
     async with service.running():
-        assert service._progress() is None
+        assert service.work.progress() is None
         await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
         await broker.hear(messages.Heartbeat, version=1, phase="idle")
-        await until(lambda: service._idle.is_set())
-        before = service._progress()
+        await until(lambda: service.work._idle.is_set())
+        before = service.work.progress()
         assert before is not None
         (part,) = where.checkpoints.glob(f"{checkpoint.UNFINISHED}*")
         (part / "more").write_bytes(bytes(1000))
-        await until(lambda: service._progress() != before)
+        await until(lambda: service.work.progress() != before)
         disk.set()
         await broker.hear(messages.Checkpointed, newest=1)
-        await until(lambda: service._progress() is None)
+        await until(lambda: service.work.progress() is None)
+
+
+async def test_a_checkpoint_waits_on_a_full_disk_while_the_next_step_is_trained(
+    config: Config, where: RunLayout, broker: Broker, put: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "PATIENT_S", 0.0)
+    monkeypatch.setattr(retry, "LONGEST_PAUSE_S", 0.5)
+    trace = _changed(config, trainer={"engine": "trace"}, rollout={"engine": "trace"})
+    with small_disk(where.checkpoints, "256k") as disk:
+        filler = fill(disk, leave=1 << 12)
+        async with TrainerService(trace, where).running():
+            for step in range(3):
+                await broker.ask(messages.TrainStep(step=step, samples=await put(step)))
+                await broker.hear(messages.Trained, step=step)
+            await until(lambda: any("the disk is full" in beat.waits for beat in _beats(broker)))
+            assert not list(disk.glob("*/*")), "what was begun leaves its room to others"
+            filler.unlink()
+            await broker.hear(messages.Checkpointed, newest=2)
+            await until(lambda: not _beats(broker)[-1].waits)
+        assert checkpoint.newest(where.checkpoints) == (2, where.checkpoints / "step-000002")
+
+
+async def test_a_disk_that_stays_full_ends_the_trainer_for_good(
+    config: Config, where: RunLayout, broker: Broker, put: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "FULL_S", 1.0)
+    trace = _changed(config, trainer={"engine": "trace", "checkpoint_every": 1}, rollout={"engine": "trace"})
+    with small_disk(where.checkpoints, "256k") as disk:
+        fill(disk, leave=1 << 12)
+        running = asyncio.create_task(TrainerService(trace, where).run())
+        await broker.ask(messages.TrainStep(step=0, samples=await put(0)))
+        with pytest.raises(DiskFull, match=r"step-000001 cannot be written.*No space left.*free some space"):
+            await asyncio.wait_for(running, WAIT_S)
+
+
+def _beats(broker: Broker) -> list[messages.Heartbeat]:
+    return [message for message in broker.heard if isinstance(message, messages.Heartbeat)]
 
 
 async def test_without_a_copy_the_next_step_waits_for_the_checkpoint(

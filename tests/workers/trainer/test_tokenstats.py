@@ -12,21 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from rhymed import messages
-from rhymed.config import Config
-from rhymed.run.layout import RunLayout
+from rhymed.core import messages
+from rhymed.core.config import Config
+from rhymed.core.run.layout import RunLayout
+from rhymed_store.browse import Browse
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_store.codec.tokenstats import TokenStats, halves
 from rhymed_store.database.tables import Reader
-from rhymed_store.inspect.browse import Browse
+from rhymed_workers.trainer import stepstats
 from rhymed_workers.trainer.algorithms.tokens import Tokens
 from rhymed_workers.trainer.learner import TorchLearner
-from rhymed_workers.trainer.ranks.group import ALONE
+from rhymed_workers.trainer.ranks import ALONE
 from rhymed_workers.trainer.service import TrainerService
-from rhymed_workers.trainer.tokenstats import step as step_module
-from rhymed_workers.trainer.tokenstats.keep import Keeper
-from rhymed_workers.trainer.tokenstats.step import StepStats
-from rhymed_workers.trainer.tokenstats.take import Taken
+from rhymed_workers.trainer.stepstats import Keeper, StepStats
+from rhymed_workers.trainer.tokenstats import Taken
 from tests.workers.trainer import test_learner as learners
 from tests.workers.trainer import test_service as services
 from tests.workers.trainer.test_learner import rewarded, samples, weights
@@ -118,7 +117,7 @@ def test_demonstrations_have_no_mismatch() -> None:
 
 
 def test_a_long_step_is_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_module, "MESSAGE_TOKENS", 10)
+    monkeypatch.setattr(stepstats, "MESSAGE_TOKENS", 10)
     ids, lengths = [messages.SampleId(0, f"{n:016x}", 0) for n in range(5)], [4, 6, 1, 0, 30]
     values = np.arange(4 * 41, dtype=np.float16).reshape(4, 41)
     values[0, 10] = np.nan  # the loss has not seen the third

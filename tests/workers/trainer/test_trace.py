@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rhymed.config import Config
-from rhymed.errors import CheckpointError, StalenessBroken, TrainerError
-from rhymed.messages import SampleId, SampleInfo
+from rhymed.core.config import Config
+from rhymed.core.errors import CheckpointError, StalenessBroken, TrainerError
+from rhymed.core.messages import SampleId, SampleInfo
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.publish import Publisher
 from rhymed_workers.trainer.trace import SLICE_S, TraceLearner

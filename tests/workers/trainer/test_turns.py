@@ -6,24 +6,31 @@ import itertools
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
+import torch
 from hypothesis import strategies as st
 
-from rhymed.messages import Fork
+from rhymed.core.algorithms import expand
+from rhymed.core.config import Config
+from rhymed.core.messages import Fork
 from rhymed_store.client import StoredSample
 from rhymed_workers.sessions.finish import joined
+from rhymed_workers.trainer import critic
+from rhymed_workers.trainer.algorithms.advantages import advantages
+from rhymed_workers.trainer.batch import assemble
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.policy.packing import micro_batches
 from rhymed_workers.trainer.samples import readable, sample_metrics
-from rhymed_workers.trainer.turns import longest_response, problem, row_lengths, sequences_of
+from rhymed_workers.trainer.turns import longest_response, problem, row_lengths, sequences_of, token_rewards
 from tests.workers.sessions.test_finish import stored
 from tests.workers.trainer import test_learner as learners
-from tests.workers.trainer.sessions import cut_out, rows, sessions
+from tests.workers.trainer.sessions import cut_out, rows, sessions, written
 from tests.workers.trainer.test_learner import changed, samples
 
 learner = learners.learner
@@ -55,7 +62,15 @@ def test_what_programs_write_is_learned_once_after_what_they_asked(data: st.Data
         turns.append(((before + said)[:kept] + data.draw(words), [10 * number + 10 + k for k in data.draw(words)]))
     sample = joined(stored(turns))
     assert problem(sample.info) == ""
-    kept_sample = StoredSample(sample.info, np.asarray(sample.tokens), None, np.asarray(sample.prompt_tokens))
+    kept_sample = StoredSample(
+        sample.info,
+        np.asarray(sample.tokens),
+        None,
+        np.asarray(sample.prompt_tokens),
+        floors=-np.asarray(sample.tokens).astype(np.float32),
+    )
+    for sequence in sequences_of([kept_sample]):
+        np.testing.assert_array_equal(sequence.floors, -sequence.response.astype(np.float32))
     found = sorted(
         [*sequence.prompt.tolist(), *sequence.response[: place + 1].tolist()]
         for sequence in sequences_of([kept_sample])
@@ -96,6 +111,62 @@ def test_rows_of_equal_prompts_share_them() -> None:
     (batch,) = micro_batches(given, range(4), 4096, whole=True)
     assert batch.tokens == 2 * sample.info.prompt_length + 2 + sample.info.length
     assert len(batch.bounds) == 2
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+@pytest.mark.parametrize("lam", [None, 1.0, 0.9])
+def test_rewards_count_from_the_token_that_earned_them(gamma: float, lam: float | None) -> None:
+    """By a second definition: the policy's tokens of a sample one after another, each the sum of what is earned from
+    it on. `lam`: of gae, with values; None: returns."""
+    draw = np.random.default_rng(0)
+    given = [
+        replace(one, token_rewards=[(place, float(place + 1)) for place in range(number % 3, one.info.length, 3)])
+        for number, one in enumerate(sessions(0))
+    ]
+    given[1] = replace(given[1], token_rewards=[])
+    lengths_B = torch.tensor([one.info.learned for one in given])
+    rewards_B = torch.tensor([one.info.reward for one in given], dtype=torch.float64)
+    earned_N = torch.from_numpy(token_rewards(given))
+    values_N = torch.from_numpy(draw.normal(size=int(lengths_B.sum())))
+    changes = {"whiten": False, "gamma": gamma}
+    if lam is None:
+        recipe = expand("reinforce++", {**changes, "kl_coef": 0.0})
+        found_N = advantages(rewards_B, torch.zeros_like(lengths_B), lengths_B, recipe, earned_N=earned_N)
+    else:
+        recipe, ones_N = expand("ppo", {**changes, "gae_lambda": lam, "kl_coef": 0.0}), torch.ones(len(values_N))
+        found_N, _ = critic.advantages(values_N, ones_N, rewards_B, lengths_B, recipe, ones_N, earned_N=earned_N)
+    expected = list[float]()
+    start = 0
+    for one in given:
+        own = np.flatnonzero(written(one.info))
+        earned = np.zeros(len(own))
+        for place, reward in one.token_rewards:
+            earned[max(0, int((own <= place).sum()) - 1)] += reward
+        assert one.info.reward is not None
+        earned[-1] += one.info.reward - earned.sum()
+        values = np.append(values_N[start : start + len(own)].numpy(), 0.0)
+        if lam is None:
+            expected += [float((gamma ** np.arange(len(own) - at) * earned[at:]).sum()) for at in range(len(own))]
+        else:
+            deltas = earned + gamma * values[1:] - values[:-1]
+            expected += [
+                float(((gamma * lam) ** np.arange(len(own) - at) * deltas[at:]).sum()) for at in range(len(own))
+            ]
+        start += len(own)
+    assert found_N.tolist() == pytest.approx(expected, rel=1e-5)
+    assert token_rewards([replace(one, token_rewards=[]) for one in given]) is None
+
+
+def test_a_step_has_the_advantages_of_its_turns() -> None:
+    """A reward that the first turn alone earned is no advantage of later turns, for `return`."""
+    given = [changed(one, reward=1.0) for one in sessions(0) if len(one.info.turns) > 2]
+    given = [replace(one, token_rewards=[(one.info.turn_ends[0], 1.0)]) for one in given]
+    plain = {"algorithm": "reinforce++", "whiten": False, "kl_coef": 0.0}
+    settings = Config.model_validate({"trainer": plain}).trainer
+    batch = assemble(given, settings, 64, lambda batches, count: torch.zeros(count))
+    expected = [float(place < one.info.turns[0]) for one in given for place in np.flatnonzero(written(one.info))]
+    assert batch.advantages_N.tolist() == expected
+    assert 0 < sum(expected) < len(expected)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

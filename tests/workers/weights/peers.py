@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rhymed.wire.keys import OPEN, Keyring
+from rhymed.core.wire.keys import OPEN, Keyring
 from rhymed_workers.trainer.publish import Publisher
 from rhymed_workers.weights.fetch import Fetcher, RelayOptions
 from rhymed_workers.weights.server import WeightsServer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.errors import WireError
+from rhymed.core.errors import WireError
 from rhymed_workers.weights.copies import PREFIX, HostCopies
 
 ADDRESS = "tcp://10.0.0.1:5552"
@@ -130,14 +130,6 @@ def test_the_folder_of_a_killed_run_is_removed_by_the_next(tmp_path: Path, kille
     other = opened(tmp_path, "tcp://elsewhere:2")
     assert list(tmp_path.glob(f"{PREFIX}*")) == [other.folder]
     other.close()
-
-
-def test_a_folder_that_is_no_folder_is_refused(tmp_path: Path) -> None:
-    mine = opened(tmp_path)
-    mine.close()
-    mine.folder.write_text("")
-    with pytest.raises(WireError, match="not a folder of ours"):
-        opened(tmp_path)
 
 
 def test_without_room_there_is_a_sentence_with_a_cure(tmp_path: Path) -> None:

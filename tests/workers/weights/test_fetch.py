@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rhymed.errors import TrainerError, WireError
-from rhymed.messages import GetSlice, Slice
-from rhymed.wire.keys import Keyring, make_keys
-from rhymed.wire.sockets import Parcel
-from rhymed_workers.weights import slices
+from rhymed.core.errors import TrainerError, WireError
+from rhymed.core.messages import GetSlice, Slice
+from rhymed.core.wire.keys import Keyring, make_keys
+from rhymed.core.wire.sockets import Parcel
+from rhymed_workers.weights import sender, slices
 from rhymed_workers.weights.copies import PREFIX
 from rhymed_workers.weights.fetch import NO_RELAY, Fetcher, RelayOptions
 from rhymed_workers.weights.relay import Relay
-from rhymed_workers.weights.stream import server
 from tests.workers.weights.peers import Trainer, child, fetchers, trainer, words
 
 BOTH_WAYS = pytest.mark.parametrize("way", ["stream", "link"], indirect=True)
@@ -28,7 +27,7 @@ BOTH_WAYS = pytest.mark.parametrize("way", ["stream", "link"], indirect=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """`link`: slices come over zmq, as where the port for streams cannot be reached."""
     if getattr(request, "param", "stream") == "link":
-        monkeypatch.setattr(server, "_listen", lambda address: None)
+        monkeypatch.setattr(sender, "_listen", lambda address: None)
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rhymed.errors import WireError
+from rhymed.core.errors import WireError
 from rhymed_workers.trainer.publish import Publisher
-from rhymed_workers.weights.shared.offer import HANDLE, READERS, Offers
-from rhymed_workers.weights.shared.reader import Opened
+from rhymed_workers.weights.shared import HANDLE, READERS, Offers, Opened
+from tests.packages import PLACES, on
 
 CPU = torch.device("cpu")
 TRAINER = """
@@ -24,14 +24,15 @@ import sys
 from pathlib import Path
 import torch
 from rhymed_workers.trainer.publish import Publisher
-from rhymed_workers.weights.shared.offer import Offers
+from rhymed_workers.weights.shared import Offers
 
 publisher = Publisher(Path(sys.argv[1]) / "weights", "bfloat16", offers=Offers())
 for line in sys.stdin:
     generator = torch.Generator().manual_seed(int(line))
-    table = torch.randn(700, 33, generator=generator)
-    turned = torch.randn(30, 41, generator=generator).T
-    named = {"embed": table, "turned": turned, "none": torch.empty(0), "head": table, "one": torch.ones(1)}
+    table = torch.randn(700, 33, generator=generator).to(sys.argv[2])
+    turned = torch.randn(30, 41, generator=generator).to(sys.argv[2]).T
+    none, one = torch.empty(0, device=sys.argv[2]), torch.ones(1, device=sys.argv[2])
+    named = {"embed": table, "turned": turned, "none": none, "head": table, "one": one}
     print(publisher.publish(int(line), named.items()).path, flush=True)
 """
 
@@ -39,9 +40,10 @@ for line in sys.stdin:
 class Trainer:
     """Publishes versions of random weights in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self.device = device
         self.process = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, str(folder)],
+            [sys.executable, "-c", TRAINER, str(folder), device.type],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -59,17 +61,17 @@ class Trainer:
             self.process.kill()
 
 
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+@pytest.fixture(scope="module", params=PLACES)
+def trainer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
     """The last test ends it."""
-    made = Trainer(tmp_path_factory.mktemp("run"))
+    made = Trainer(tmp_path_factory.mktemp("run"), on(request.param))
     yield made
     made.kill()
 
 
 def bits(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.Size, bytes]]:
     return {
-        name: (tensor.shape, tensor.contiguous().view(torch.int16).numpy().tobytes())
+        name: (tensor.shape, tensor.cpu().contiguous().view(torch.int16).numpy().tobytes())
         for name, tensor in tensors.items()
     }
 
@@ -90,14 +92,15 @@ def test_memory_of_another_process_has_the_bits_of_the_file(trainer: Trainer) ->
         file = load_file(path)
         assert file["embed"].dtype == torch.bfloat16
         for _ in range(2):  # a second reader, or the same one again
-            opened = Opened(path, CPU)
+            opened = Opened(path, trainer.device)
+            assert bool(opened.gpu) == (trainer.device.type == "cuda")
             assert bits(read(opened)) == bits(file)
             opened.close()
 
 
 def test_what_was_opened_stays_although_the_trainer_publishes_again(trainer: Trainer) -> None:
     path = trainer.publish(3)
-    first, second = Opened(path, CPU), Opened(path, CPU)
+    first, second = Opened(path, trainer.device), Opened(path, trainer.device)
     before = bits(load_file(path))
     first.close()
     trainer.publish(4)
@@ -112,13 +115,17 @@ def test_what_was_opened_stays_although_the_trainer_publishes_again(trainer: Tra
 
 def test_an_offer_that_vanished_or_is_something_else_is_refused(trainer: Trainer) -> None:
     path = trainer.publish(7)
-    handle = path.with_suffix(HANDLE)
-    content = handle.read_bytes()
-    handle.write_bytes(b"\xc1" + content)
+    shared = path.with_suffix(HANDLE)
+    content = shared.read_bytes()
+    shared.write_bytes(b"\xc1" + content)
     assert "is no handle" in why(path)
-    handle.write_bytes(content.replace(b"torch_", b"other_"))
-    assert "cannot be opened" in why(path)
-    handle.unlink()
+    if trainer.device.type == "cpu":
+        shared.write_bytes(content.replace(b"torch_", b"other_"))
+        assert "cannot be opened" in why(path)
+    else:
+        shared.write_bytes(content)
+        assert "which this engine does not use" in why(path), "it computes on processors"
+    shared.unlink()
     assert why(path) == "the trainer offers the memory of this version no more"
     path.with_suffix(READERS).unlink()
     assert why(path) == "the trainer offers no memory of this version"
@@ -127,10 +134,11 @@ def test_an_offer_that_vanished_or_is_something_else_is_refused(trainer: Trainer
 
 def test_a_dead_trainer_offers_nothing_and_what_is_open_stays(trainer: Trainer) -> None:
     path = trainer.publish(8)
-    opened, file = Opened(path, CPU), bits(load_file(path))
+    opened, file = Opened(path, trainer.device), bits(load_file(path))
     trainer.kill()
     assert why(path) == "the trainer that offered memory has ended"
-    assert bits(read(opened)) == file
+    if trainer.device.type == "cpu":  # a GPU's driver promises nothing
+        assert bits(read(opened)) == file
     opened.close()
 
 
@@ -140,7 +148,7 @@ def test_without_memory_the_file_is_published_all_the_same(
     def full(size: int, device: torch.device) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("rhymed_workers.weights.shared.offer.allocate", full)
+    monkeypatch.setattr("rhymed_workers.weights.shared.allocate", full)
     publisher = Publisher(tmp_path, offers=Offers())
     path = publisher.publish(0, {"w": torch.ones(3)}.items()).path
     assert why(path) == "the trainer offers no memory of this version"
@@ -168,7 +176,7 @@ def test_a_handle_of_a_gpu_has_torch_s_arguments_in_their_places(monkeypatch: py
 
     from torch.multiprocessing import reductions
 
-    from rhymed_workers.weights.shared import handle
+    from rhymed_workers.weights import shared
 
     names = list(inspect.signature(reductions.rebuild_cuda_tensor).parameters)
     given = {name: name.encode() for name in names}
@@ -184,9 +192,9 @@ def test_a_handle_of_a_gpu_has_torch_s_arguments_in_their_places(monkeypatch: py
     monkeypatch.setattr(
         reductions, "rebuild_cuda_tensor", lambda *values: opened.update(zip(names, values, strict=True))
     )
-    monkeypatch.setattr(handle, "gpu_of", lambda device: f"GPU-{device.index or 0}")
-    found = handle.share(Memory())  # type: ignore[arg-type]
-    handle.open_memory(found, torch.device("cuda"))
+    monkeypatch.setattr(shared, "gpu_of", lambda device: f"GPU-{device.index or 0}")
+    found = shared.share(Memory())  # type: ignore[arg-type]
+    shared.open_memory(found, torch.device("cuda"))
     ours = {
         "tensor_cls": torch.Tensor,
         "tensor_size": (24,),
@@ -199,4 +207,4 @@ def test_a_handle_of_a_gpu_has_torch_s_arguments_in_their_places(monkeypatch: py
     assert opened == given | ours
     for other in (torch.device("cuda", 1), CPU):
         with pytest.raises(WireError, match="GPU-0, which this engine does not use"):
-            handle.open_memory(found, other)
+            shared.open_memory(found, other)

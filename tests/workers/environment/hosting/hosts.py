@@ -1,4 +1,4 @@
-"""Hosts of user code in this process, without a cage: what is asked of a process with environments, asked here."""
+"""Hosts of user code in this process, without a jail: what is asked of a process with environments, asked here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rhymed.config import Environment
-from rhymed_workers.environment.hosting.host import Host
+from rhymed.core.config import Environment
+from rhymed.inputs.chats import Chat
 from rhymed_workers.environment.hosting.load import load_host
 from rhymed_workers.environment.hosting.runner import Runner
-from rhymed_workers.environment.protocol import Chat, Open, Step, Stepped, Wanted, calls_text
+from rhymed_workers.environment.hosting.tool import Host
+from rhymed_workers.environment.protocol import Open, Step, Stepped, calls_text
+from rhymed_workers.sessions.calls import Wanted
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Begin."}]
 

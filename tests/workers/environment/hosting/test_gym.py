@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import EnvironmentFailed
+from rhymed.core.config import Config
+from rhymed.core.errors import EnvironmentFailed
 from tests.workers.environment.hosting.hosts import CHAT, hosted
 
 ROW = json.dumps({"prompt": "1 + 1?", "reward_spec": {"method": "rule", "ground_truth": "2"}})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from rhymed.errors import EnvironmentFailed, RowUnsuitable
-from rhymed_workers.environment.protocol import Wanted
+from rhymed.core.errors import EnvironmentFailed, RowUnsuitable
+from rhymed_workers.sessions.calls import Wanted
 from tests.workers.environment.hosting.hosts import CHAT, hosted
 
 TEXT = '''
@@ -181,3 +183,48 @@ def test_pictures_in_an_observation_are_refused(tmp_path: Path) -> None:
     refused = r"reset\(\) returned image: policies of rhymed read text alone"
     with hosted(tmp_path, TEXT, factory="Pictures") as asked, pytest.raises(EnvironmentFailed, match=refused):
         asked.open()
+
+
+SCHEMAS = '''
+import sys
+from rhymed_workers.environment.hosting import tool
+from typing import Any, Literal, Optional, Union
+
+TEXT = """
+Says {name}, in
+two lines.
+
+Args:
+    one: First (choices: ["a", "b"])
+    two: Second,
+        in two lines.
+Returns:
+    What it says.
+"""
+
+def of(one, two, back=str):
+    def named(one, two=None):
+        pass
+    named.__doc__ = TEXT
+    named.__annotations__ = {"one": one, "two": two, "return": back}
+    return named
+
+HINTS = [int, float, bool, Any, None, dict, list, tuple, object, int | None, Union[int, str], Optional[list[int]],
+    Literal["up", "down", 3], list[dict[str, list[float]]], tuple[int, str], dict[str, int | list[str]]]
+functions = [of(hint, str, hint) for hint in HINTS]
+lean = [tool.schema_of(function) for function in functions]
+assert not {"torch", "numpy", "transformers"} & set(sys.modules), "the whole of transformers was imported"
+
+import torch, PIL.Image
+functions += [of(torch.Tensor, list[PIL.Image.Image])]
+lean += [tool.schema_of(functions[-1])]
+
+from transformers.utils.chat_template_utils import get_json_schema
+assert lean == [get_json_schema(function) for function in functions]
+assert lean[-1]["function"]["parameters"]["properties"]["one"]["type"] == "audio"
+'''
+
+
+def test_schemas_are_those_of_transformers_without_its_import() -> None:
+    done = subprocess.run([sys.executable, "-c", SCHEMAS], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr

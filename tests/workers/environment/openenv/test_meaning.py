@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from rhymed.errors import EnvironmentFailed
-from rhymed_workers.environment.openenv.meaning import action_of, observed, tools_of
+from rhymed.core.errors import EnvironmentFailed
+from rhymed_workers.environment.openenv import action_of, observed, tools_of
 from tests.workers.environment.openenv.servers import ADD, GUESS, MCP, SAY
 
 

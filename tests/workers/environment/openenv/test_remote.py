@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Config
-from rhymed.errors import EnvironmentFailed
+from rhymed.core.config import Config
+from rhymed.core.errors import EnvironmentFailed
 from rhymed_workers.environment.pool import Environments
 from rhymed_workers.sessions.calls import Read
 from tests.ports import free_ports

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rhymed.errors import EnvironmentFailed
-from rhymed_workers.environment.openenv.wire import Refused, Server
+from rhymed.core.errors import EnvironmentFailed
+from rhymed_workers.environment.openenv import Refused, Server
 from tests.ports import free_ports
 from tests.workers.environment.openenv.servers import GUESS, SAY, playing
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rhymed.errors import CallRefused
+from rhymed.core.errors import CallRefused
 from rhymed_workers.sessions.chat.asked import chat_asked, tokens_asked
 from rhymed_workers.sessions.chat.messages import Conversations, Message, ToolCall, normal, readable
 
@@ -27,6 +27,7 @@ def said(**fields: Any) -> dict[str, Any]:
         said(content=" Well.\n", refusal=None, audio=None, annotations=[]),
         said(content=[{"type": "text", "text": "We"}, {"type": "text", "text": "ll."}]),
         said(tool_calls=[{"id": "other", "function": {"name": "f", "arguments": {"y": 2, "x": 1}}}]),
+        said(tool_calls=[{"id": "a", "function": {"name": "f", "arguments": {"y": 2.0, "x": 1}}}]),
     ],
 )
 def test_a_message_in_another_form_is_the_same(returned: dict[str, Any]) -> None:
@@ -79,13 +80,29 @@ def test_calls_are_words_for_a_template_that_does_not_know_them() -> None:
     assert shown["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1, "y": 2}}
 
 
+def test_what_ends_an_answer_and_what_the_template_is_told_can_be_asked() -> None:
+    asked = chat_asked({"messages": [USER], "stop": "x", "chat_template_kwargs": {"enable_thinking": False}})
+    assert (asked.stop, asked.options, asked.includes_stop) == (["x"], {"enable_thinking": False}, False)
+    assert asked.prompt_key != chat_asked({"messages": [USER]}).prompt_key
+    assert tokens_asked({"token_ids": [1], "sampling_params": {"stop": ["x", "y"]}}).stop == ["x", "y"]
+
+
 def test_what_decides_how_tokens_are_drawn_is_ignored_or_refused() -> None:
     asked = chat_asked({"messages": [USER], "temperature": 0, "top_p": 0.5, "n": 1, "stop": [], "logit_bias": {}})
     assert (asked.most, asked.parse) == (None, False)
-    for wrong in ({"n": 2}, {"stop": "x"}, {"logit_bias": {"1": 2}}, {"max_tokens": 0}, {"unheard_of": True}):
+    wrongs: list[dict[str, Any]] = [
+        {"n": 2},
+        {"stop": [1]},
+        {"stop": [""]},
+        {"chat_template_kwargs": {"tools": []}},
+        {"logit_bias": {"1": 2}},
+        {"max_tokens": 0},
+        {"unheard_of": True},
+    ]
+    for wrong in wrongs:
         with pytest.raises(CallRefused):
             chat_asked({"messages": [USER], **wrong})
     assert tokens_asked({"token_ids": [1], "sampling_params": {"temperature": 0.1, "max_tokens": 5}}).most == 5
-    for sampling in ({"logprobs": 5}, {"stop": ["x"]}, {"n": 2}):
+    for sampling in ({"logprobs": 5}, {"stop": [""]}, {"n": 2}):
         with pytest.raises(CallRefused):
             tokens_asked({"token_ids": [1], "sampling_params": sampling})

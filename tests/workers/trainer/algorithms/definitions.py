@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, log, nan
 
-from rhymed.algorithms import Recipe
+from rhymed.core.algorithms import Recipe
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,9 @@ def corrections(row: Row, recipe: Recipe) -> list[float]:
 def kl_terms(row: Row, estimator: str) -> list[float]:
     terms = []
     for logp, fixed, old, reference in zip(row.logp, row.fixed, row.old, row.reference, strict=True):
-        k1 = logp - reference
+        k1 = min(20.0, max(-20.0, logp - reference))
         value = {"k1": k1, "k2": k1 * k1 / 2, "k3": exp(-k1) + k1 - 1}[estimator]
-        terms.append(value * exp((fixed if estimator == "k2" else logp) - old))
+        terms.append(min(10.0, max(-10.0, value)) * exp((fixed if estimator == "k2" else logp) - old))
     return terms
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rhymed.algorithms import Recipe, expand
+from rhymed.core.algorithms import Recipe, expand
 from rhymed_workers.trainer.algorithms import advantages as room
 from rhymed_workers.trainer.algorithms.advantages import advantages, overlong_penalty
 
@@ -93,6 +93,14 @@ def test_returns_are_the_discounted_rewards_to_go() -> None:
     expected = [rewards[0] + 0.5 * (rewards[1] + 0.5 * rewards[2]), rewards[1] + 0.5 * rewards[2], rewards[2]]
     assert found[:3].tolist() == pytest.approx(expected)
     assert found[3] == pytest.approx(-0.03)
+
+
+def test_groups_take_the_sum_of_what_tokens_earned() -> None:
+    earned_N = torch.arange(10.0)
+    for name in ("grpo", "rloo", "max_rl", "gdpo"):
+        recipe = expand(name, {})
+        plain = advantages(REWARDS, NUMBERS, LENGTHS, recipe)
+        assert torch.equal(advantages(REWARDS, NUMBERS, LENGTHS, recipe, earned_N=earned_N), plain), name
 
 
 def test_a_kl_in_the_reward_is_summed_over_the_sample_before_the_baseline() -> None:

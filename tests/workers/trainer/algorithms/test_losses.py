@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rhymed.algorithms import ALGORITHMS, Recipe, expand
-from rhymed_workers.trainer.algorithms.aggregation import token_weights
-from rhymed_workers.trainer.algorithms.kl import kl, kl_loss
-from rhymed_workers.trainer.algorithms.losses import LOSSES, token_losses
+from rhymed.core.algorithms import ALGORITHMS, Recipe, expand
+from rhymed_workers.trainer.algorithms.losses import LOSSES, kl, kl_loss, token_losses, token_weights
 from rhymed_workers.trainer.algorithms.tokens import Tokens
 from tests.workers.trainer.algorithms import definitions
 from tests.workers.trainer.algorithms.definitions import Row, batch_loss
@@ -221,6 +219,21 @@ def test_corrections_report_what_they_leave_out() -> None:
             assert found.rejected_N.tolist() == expected
             assert any(expected)
             assert not all(expected)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("far", [30.0, 100.0, 1e4, torch.inf])
+def test_a_token_that_one_policy_hardly_knows_has_a_finite_kl(estimator: Any, far: float) -> None:
+    """The limits of verl 0.9.1, SkyRL and NeMo RL: 20 for the logarithm of the ratio, 10 for the estimate."""
+    logp = torch.tensor([-1.0, -1.0 - far], requires_grad=True)
+    reference = torch.tensor([-1.0 - far, -1.0])
+    expected = {"k1": [10.0, -10.0], "k2": [10.0, 10.0], "k3": [10.0, 10.0]}[estimator]
+    assert kl(logp.detach(), reference, estimator).tolist() == expected
+    terms = kl_loss(logp, logp.detach(), reference, estimator)
+    if far != torch.inf:
+        assert terms.tolist() == expected
+        (slopes,) = torch.autograd.grad(terms.sum(), logp)
+        assert slopes.isfinite().all()
 
 
 def test_kl_estimators_have_the_value_and_the_gradient_of_the_reverse_kl() -> None:

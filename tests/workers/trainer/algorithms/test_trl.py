@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rhymed.algorithms import expand
-from rhymed_workers.trainer.algorithms.advantages import advantages
-from rhymed_workers.trainer.algorithms.aggregation import token_weights
-from rhymed_workers.trainer.algorithms.losses import token_losses
+from rhymed.core.algorithms import expand
+from rhymed_workers.trainer.algorithms.advantages import Objectives, advantages
+from rhymed_workers.trainer.algorithms.losses import EntropyBonus, token_losses, token_weights
 from rhymed_workers.trainer.algorithms.tokens import Tokens
 from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy
@@ -39,6 +38,27 @@ def sequences() -> list[Sequences]:
     return [Sequences(np.array(prompt), np.array(response)) for prompt, response in pairs]
 
 
+def test_the_adaptive_coefficient_is_trls() -> None:
+    frozen = FROZEN["adaptive"]
+    bonus = EntropyBonus(expand("grpo", frozen["settings"]))
+    for entropy, applied, after in frozen["steps"]:
+        assert bonus.coef == pytest.approx(applied, abs=1e-6)
+        bonus.update(entropy)
+        assert bonus.level == pytest.approx(after)
+
+
+def test_advantages_of_several_scorers_are_trls() -> None:
+    frozen = FROZEN["decoupled"]
+    rewards = torch.tensor([[torch.nan if one is None else one for one in row] for row in frozen["rewards"]])
+    weights, groups = torch.tensor(frozen["weights"]), torch.tensor([0] * 4 + [1] * 4)
+    sums = (rewards.nan_to_num(nan=0.0) * weights).sum(1)
+    recipe = expand("gdpo", {})
+    found = advantages(
+        sums, groups, torch.ones(8, dtype=torch.int64), recipe, objectives=Objectives(rewards, weights)
+    )
+    assert found.tolist() == pytest.approx(frozen["advantages"], abs=1e-5)
+
+
 @pytest.mark.parametrize("micro_tokens", [1, 30, 4096])  # one sample a time; some packed; all at once
 @pytest.mark.parametrize("number", CASES)
 def test_loss_and_gradients_are_those_of_trl(number: int, micro_tokens: int) -> None:
@@ -59,9 +79,10 @@ def test_loss_and_gradients_are_those_of_trl(number: int, micro_tokens: int) -> 
         tokens = Tokens(logp_N, *(given[flat_N] for given in inputs), LENGTHS, reference_N[flat_N])
         found = token_losses(tokens, recipe)
         sums["clipped"] += float(found.clipped_N.sum())
-        sums["entropy"] += float(entropy_N.sum())
+        sums["entropy"] += float(entropy_N.detach().sum())
         sums["kl"] += 0.0 if found.kl_N is None else float(found.kl_N.sum())
-        return (found.loss_N * weights_N[flat_N]).sum()
+        bonus = recipe.entropy_coef * entropy_N.sum() / len(sample_N)
+        return (found.loss_N * weights_N[flat_N]).sum() - bonus
 
     whole = recipe.whole_sequences(updates=2)
     policy = frozen_policy(case["temperature"])

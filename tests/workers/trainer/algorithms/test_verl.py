@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rhymed.algorithms import expand
+from rhymed.core.algorithms import expand
 from rhymed_workers.trainer.algorithms.advantages import advantages
-from rhymed_workers.trainer.algorithms.aggregation import token_weights
-from rhymed_workers.trainer.algorithms.losses import token_losses
+from rhymed_workers.trainer.algorithms.losses import token_losses, token_weights
 from rhymed_workers.trainer.algorithms.tokens import Tokens
 
 FROZEN = json.loads((Path(__file__).parents[3] / "data" / "losses_verl.json").read_text())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rhymed_workers.trainer.critic.model import ValueModel
+from rhymed_workers.trainer.critic import ValueModel
 from rhymed_workers.trainer.policy.packing import Sequences
 
 

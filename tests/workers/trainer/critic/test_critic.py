@@ -11,14 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rhymed.config import Trainer
-from rhymed.errors import CheckpointError, CheckpointLost
-from rhymed.run import checkpoint
+from rhymed.core.config import Trainer
+from rhymed.core.errors import CheckpointError, CheckpointLost
+from rhymed.core.run import checkpoint
 from rhymed_workers.trainer.algorithms import gae
-from rhymed_workers.trainer.critic.critic import Critic
-from rhymed_workers.trainer.critic.model import ValueModel
-from rhymed_workers.trainer.critic.state import FILE
-from rhymed_workers.trainer.critic.targets import Targets
+from rhymed_workers.trainer.critic import FILE, Critic, Targets, ValueModel
 from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rhymed_workers.trainer.critic.model import ValueModel
+from rhymed_workers.trainer.critic import ValueModel
 from rhymed_workers.trainer.policy.attention import NAME
 from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
 

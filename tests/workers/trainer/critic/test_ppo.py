@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from rhymed.config import Config
-from rhymed.errors import CheckpointError
-from rhymed.messages import SampleId, SampleInfo
+from rhymed.core.config import Config
+from rhymed.core.errors import CheckpointError
+from rhymed.core.messages import SampleId, SampleInfo
 from rhymed_store.client import StoredSample
-from rhymed_workers.trainer.critic.state import FILE
+from rhymed_workers.trainer.critic import FILE
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.policy.attention import NAME
 from tests.workers.trainer.test_learner import equal, rewarded, samples, untimed

@@ -11,12 +11,12 @@ import pytest
 
 from rhymed.check.inputs import read
 from rhymed.check.report import Report
-from rhymed.check.sizes.size import model_size
-from rhymed.cli.eval import evaluating
-from rhymed.config import Config
-from rhymed.config.load import load_config
-from rhymed.errors import ConfigError
-from rhymed_workers.trainer.critic import start
+from rhymed.check.size import model_size
+from rhymed.core.config import Config
+from rhymed.core.config.load import load_config
+from rhymed.core.errors import ConfigError
+from rhymed.inputs import models
+from rhymed.start.cli.eval import evaluating
 
 
 def config(path: Path, **critic: Any) -> Config:
@@ -37,24 +37,24 @@ def copy(source: Path, target: Path, **more: Any) -> Path:
 
 
 def test_a_critic_starts_from_the_policys_model_or_from_its_own(tiny_model: Path, tmp_path: Path) -> None:
-    assert start.find(config(tiny_model)) == tiny_model
+    assert models.find_critic(config(tiny_model)) == tiny_model
     other = copy(tiny_model, tmp_path / "other")
-    assert start.find(config(tiny_model, model=str(other))) == other
+    assert models.find_critic(config(tiny_model, model=str(other))) == other
 
 
 def test_a_model_that_cannot_be_the_critic_is_named_with_the_reason(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.critic\.model = '/no/such' is neither a folder nor"):
-        start.find(config(tiny_model, model="/no/such"))
+        models.find_critic(config(tiny_model, model="/no/such"))
     small = copy(tiny_model, tmp_path / "small", max_position_embeddings=100)
     with pytest.raises(ConfigError, match=r"has a context of 100 tokens, less than .* = 128"):
-        start.find(config(tiny_model, model=str(small)))
+        models.find_critic(config(tiny_model, model=str(small)))
     foreign = copy(tiny_model, tmp_path / "foreign")
     tokens = json.loads((foreign / "tokenizer.json").read_text())
     vocabulary = tokens["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (foreign / "tokenizer.json").write_text(json.dumps(tokens))
     with pytest.raises(ConfigError, match=r"trainer\.critic\.model = .* has another tokenizer \(264 tokens"):
-        start.find(config(tiny_model, model=str(foreign)))
+        models.find_critic(config(tiny_model, model=str(foreign)))
 
 
 def test_the_check_reads_the_critics_model(tiny_model: Path) -> None:

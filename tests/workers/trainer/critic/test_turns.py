@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rhymed_workers.trainer.algorithms import gae
-from rhymed_workers.trainer.critic.model import ValueModel
+from rhymed_workers.trainer.critic import ValueModel
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.policy.attention import NAME
 from rhymed_workers.trainer.policy.packing import micro_batches

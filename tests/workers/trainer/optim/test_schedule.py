@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from rhymed.config import Trainer
-from rhymed.errors import TrainerError
-from rhymed_workers.trainer.optim.schedule import factor
+from rhymed.core.config import Trainer
+from rhymed.core.errors import TrainerError
+from rhymed_workers.trainer.optim.optimizer import lr_factor
 
 
 def factors(steps: int, **settings: Any) -> list[float]:
     config = Trainer(**settings)
-    return [factor(config, step, steps) for step in range(steps)]
+    return [lr_factor(config, step, steps) for step in range(steps)]
 
 
 def test_the_warm_up_ends_at_the_full_rate() -> None:
@@ -39,17 +39,17 @@ def test_the_rate_falls_to_its_least_and_every_step_has_one(kind: str) -> None:
     assert sorted(found[2:], reverse=True) == found[2:]
     assert 0.1 < found[-1] < 0.3
     config = Trainer(schedule=kind, min_lr_ratio=0.1)
-    assert factor(config, 10, 10) == factor(config, 99, 10) == pytest.approx(0.1)  # a run that was shortened
+    assert lr_factor(config, 10, 10) == lr_factor(config, 99, 10) == pytest.approx(0.1)  # a run that was shortened
 
 
 def test_a_run_that_is_resumed_with_more_steps_follows_the_longer_schedule() -> None:
     config = Trainer(schedule="linear")
-    assert factor(config, 5, 10) == 0.5
-    assert factor(config, 5, 20) == 0.75
+    assert lr_factor(config, 5, 10) == 0.5
+    assert lr_factor(config, 5, 20) == 0.75
 
 
 def test_the_number_of_steps_is_needed_only_by_a_schedule_that_ends() -> None:
-    assert factor(Trainer(schedule="linear", steps=4), 2, 0) == 0.5
-    assert factor(Trainer(warmup_steps=2), 7, 0) == 1.0
+    assert lr_factor(Trainer(schedule="linear", steps=4), 2, 0) == 0.5
+    assert lr_factor(Trainer(warmup_steps=2), 7, 0) == 1.0
     with pytest.raises(TrainerError, match=r"trainer\.schedule = 'cosine' needs the number"):
-        factor(Trainer(schedule="cosine"), 0, 0)
+        lr_factor(Trainer(schedule="cosine"), 0, 0)

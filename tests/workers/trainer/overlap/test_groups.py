@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rhymed.config import Config
+from rhymed.core.config import Config
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.policy.policy import Policy

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rhymed.check.machine import device_problems
-from rhymed.config import Config
-from rhymed.errors import ConfigError
+from rhymed.core.config import Config
+from rhymed.core.errors import ConfigError
 from rhymed_workers.trainer.policy.backbone import Compute
 from rhymed_workers.trainer.policy.packing import micro_batches
 from rhymed_workers.trainer.policy.policy import Policy

@@ -44,25 +44,55 @@ def by_sequence(logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> Tensor:
     return (flat_N * logp_N).mean().exp() + (logp_N * entropy_N.detach()).sum() ** 2
 
 
+def by_entropy(logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> Tensor:
+    return (logp_N * flat_N).sum() - ((flat_N + 2) * entropy_N).sum()
+
+
+def by_entropy_alone(logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> Tensor:
+    return (entropy_N**2).sum()
+
+
 @SLICES
-@pytest.mark.parametrize(("loss", "whole"), [(by_token, False), (by_token, True), (by_sequence, True)])
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize(
+    ("loss", "whole"),
+    [
+        (by_token, False),
+        (by_token, True),
+        (by_sequence, True),
+        (by_entropy, False),
+        (by_entropy, True),
+        (by_entropy_alone, False),
+    ],
+)
 def test_gradients_are_those_of_autograd(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     loss: Callable[..., Tensor],
     whole: bool,
+    cut: bool,
     logits_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(heads, "LOGITS_BYTES", logits_bytes)
     hidden_NH, weight_VH, target_N, flat_N = tensors
-    logp_NV = (hidden_NH @ weight_VH.T / 0.7).log_softmax(-1)
+    z_NV, floor_N = hidden_NH @ weight_VH.T / 0.7, None
+    if cut:  # some rows are cut to few tokens, the first to its target, which belongs to its tokens wherever it lies
+        floor_N = torch.linspace(0, -12, COUNT, dtype=torch.float32)
+        floor_N[-1] = -torch.inf
+        out_NV = (z_NV.log_softmax(-1) < floor_N[:, None]).scatter(1, target_N[:, None], False)
+        assert out_NV[0].sum() == VOCABULARY - 1
+        assert not out_NV[-1].any()
+        z_NV = z_NV.masked_fill(out_NV, -1e9)
+    logp_NV = z_NV.log_softmax(-1)
     entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
     expected = loss(logp_NV.gather(1, target_N[:, None]).squeeze(1), entropy_N, flat_N)
     gradients = torch.autograd.grad(3 * expected, (hidden_NH, weight_VH))
 
     head = Head(weight_VH, 0.7, torch.float64)
-    found = HeadLoss.apply(hidden_NH, weight_VH, head, target_N, flat_N, loss, whole)
+    found = HeadLoss.apply(hidden_NH, weight_VH, head, target_N, flat_N, loss, whole, floor_N)
     assert torch.allclose(found, expected)
+    said_N = head.logprobs(hidden_NH, target_N, floor_N)
+    assert torch.allclose(said_N, logp_NV.gather(1, target_N[:, None]).squeeze(1))
     for one, other in zip(torch.autograd.grad(3 * found, (hidden_NH, weight_VH)), gradients, strict=True):
         assert torch.allclose(one, other, atol=1e-12)
 
@@ -137,6 +167,15 @@ class Largest(TorchDispatchMode):
             if isinstance(leaf, Tensor) and leaf._base is None:
                 self.elements = max(self.elements, leaf.numel())
         return made
+
+
+def test_a_gpu_gets_larger_slices() -> None:
+    """At a vocabulary of 151,936: by its matrix, as no GPU is needed to count."""
+    sizes = [
+        [part.stop - part.start for part in Head(torch.empty(151_936, 1, device=device)).slices(4000)]
+        for device in ("cpu", "meta")
+    ]
+    assert sizes == [[441] * 9 + [31], [1766, 1766, 468]]
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rhymed_workers.trainer.policy.grades import Grade
 from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches, offsets
 from tests.workers.trainer.policy.samples import groups
 
@@ -23,9 +24,9 @@ def context(batch: MicroBatch, place: int) -> list[int]:
     return batch.tokens_T[seen].tolist()
 
 
-@given(groups(), st.integers(1, 80), st.data())
+@given(groups(), st.integers(1, 80), st.sampled_from(Grade), st.data())
 def test_each_chosen_token_is_predicted_once_from_its_own_past(
-    samples: list[Sequences], micro_tokens: int, data: st.DataObject
+    samples: list[Sequences], micro_tokens: int, grade: Grade, data: st.DataObject
 ) -> None:
     chosen = data.draw(st.lists(st.sampled_from(range(len(samples))), unique=True))
     starts = offsets(samples)
@@ -39,11 +40,14 @@ def test_each_chosen_token_is_predicted_once_from_its_own_past(
         for t, token in enumerate(samples[number].response)
     }
     found = {}
-    for batch in micro_batches(samples, chosen, micro_tokens):
-        columns = (batch.flat_N, batch.sample_N, batch.predictor_N, batch.target_N)
-        for flat, number, place, target in zip(*columns, strict=True):
+    for batch in micro_batches(samples, chosen, micro_tokens, grade=grade):
+        tokens, place_N = batch.apart()
+        columns = (batch.flat_N, batch.sample_N, batch.predictor_N, batch.target_N, place_N)
+        for flat, number, place, target, other in zip(*columns, strict=True):
             assert int(flat) not in found
             found[int(flat)] = (int(number), context(batch, int(place)), int(target))
+            row, column = divmod(int(other), tokens.shape[1])
+            assert tokens[row, : column + 1].tolist() == found[int(flat)][1]
     assert found == expected
 
 
@@ -51,6 +55,20 @@ def test_each_chosen_token_is_predicted_once_from_its_own_past(
 def test_a_micro_batch_keeps_the_budget_or_is_one_sample(samples: list[Sequences], micro_tokens: int) -> None:
     for batch in micro_batches(samples, range(len(samples)), micro_tokens):
         assert batch.tokens <= micro_tokens or [len(bound) for bound in batch.bounds] == [3]
+
+
+@given(groups(), st.integers(1, 80), st.sampled_from([Grade.ROWS, Grade.ALONE]), st.booleans())
+def test_padding_keeps_the_budget_too(samples: list[Sequences], micro_tokens: int, grade: Grade, whole: bool) -> None:
+    """Every second response belongs to the sample of the one before."""
+    given = [sequence._replace(sample=number // 2) for number, sequence in enumerate(samples)]
+    batches = micro_batches(given, range(len(given)), micro_tokens, whole=whole, grade=grade)
+    for batch in batches:
+        numbers = set(batch.sample_N.tolist()) if whole else set(batch.sequences)
+        assert batch.apart()[0].size <= micro_tokens or len(numbers) == 1
+        assert grade is Grade.ROWS or len(numbers) == 1
+    if whole:
+        everyone = [number for batch in batches for number in set(batch.sample_N.tolist())]
+        assert len(everyone) == len(set(everyone))
 
 
 @given(groups(), st.integers(1, 80))
@@ -66,6 +84,22 @@ def test_rows_lie_end_to_end(samples: list[Sequences], micro_tokens: int) -> Non
 def test_a_sample_is_in_one_micro_batch(samples: list[Sequences], micro_tokens: int) -> None:
     numbers = [set(batch.sample_N.tolist()) for batch in micro_batches(samples, range(len(samples)), micro_tokens)]
     assert sum(map(len, numbers)) == len(set().union(*numbers))
+
+
+@given(groups(), st.integers(1, 80))
+def test_each_token_keeps_its_floor(samples: list[Sequences], micro_tokens: int) -> None:
+    with_floors = [
+        one._replace(floors=-one.response.astype(np.float32)) if number % 2 else one
+        for number, one in enumerate(samples)
+    ]
+    for batch in micro_batches(with_floors, range(len(samples)), micro_tokens):
+        expected = np.where(batch.sample_N % 2 == 1, -batch.target_N, -np.inf)
+        if batch.floor_N is None:
+            assert np.isinf(expected).all()
+        else:
+            assert batch.floor_N.dtype == np.float32
+            np.testing.assert_array_equal(batch.floor_N, expected)
+    assert all(batch.floor_N is None for batch in micro_batches(samples, range(len(samples)), micro_tokens))
 
 
 def test_siblings_share_their_prompt() -> None:

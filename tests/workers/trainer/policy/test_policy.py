@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rhymed.errors import TrainerError
+from rhymed.core.errors import TrainerError
 from rhymed_workers.trainer.policy import head as heads
 from rhymed_workers.trainer.policy.attention import NAME
 from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy
+from tests.workers.trainer.policy.models import build
 
 
 @pytest.fixture
@@ -85,13 +86,68 @@ def test_entropy_is_of_the_tempered_distribution(policy: Policy, samples: list[S
     assert torch.allclose(seen[0], torch.distributions.Categorical(logits=logits).entropy(), atol=1e-4)
 
 
-def test_a_head_that_does_more_than_multiply_is_refused() -> None:
-    from transformers import Gemma2Config, Gemma2ForCausalLM
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("llama", {"output_multiplier": 2.0}, "output_multiplier"),
+        ("hyperclovax", {"logits_scaling": 2.0}, "logits_scaling"),
+        ("phi", {"num_key_value_heads": 4}, "an output head that is not a plain matrix"),
+    ],
+)
+def test_a_head_that_does_what_is_not_known_is_refused(kind: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(TrainerError, match=f"ForCausalLM cannot be trained: it has {words}"):
+        Policy(build(kind, **changes))
 
-    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
-    config = Gemma2Config(vocab_size=32, num_attention_heads=2, num_key_value_heads=1, **sizes)
-    with pytest.raises(TrainerError, match="final_logit_softcapping"):
-        Policy(Gemma2ForCausalLM(config))
+
+HEADS: dict[str, dict[str, Any]] = {
+    "cohere": {"logit_scale": 3.0},
+    "granite": {"logits_scaling": 0.2},
+    "gemma2": {"final_logit_softcapping": 0.5},
+}
+
+
+@pytest.mark.parametrize("slices", [1 << 28, 4 * 64 * 3])
+@pytest.mark.parametrize("kind", sorted(HEADS))
+def test_scaled_and_capped_logits_are_those_of_the_model(
+    kind: str, slices: int, samples: list[Sequences], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their log-probs and entropies, and the gradients of both; and of a loss of whole distributions."""
+    monkeypatch.setattr(heads, "LOGITS_BYTES", slices)
+    model = build(kind, attn_implementation="eager", **HEADS[kind])
+    given = [Sequences(sample.prompt % 64, sample.response % 64) for sample in samples]
+    policy, slopes = Policy(model, 0.8, torch.float64), torch.linspace(-1, 1, 27, dtype=torch.float64)
+    rows = [row for sample in given for row in full(policy, sample)]
+    target_N = torch.from_numpy(np.concatenate([sample.response for sample in given]))
+    logp_NV = torch.stack(rows)
+    logp_N, entropy_N = logp_NV.gather(1, target_N[:, None]).squeeze(1), -(logp_NV.exp() * logp_NV).sum(1)
+    for whole, dense in ((False, False), (True, False), (False, True)):
+        wanted = (slopes * (logp_NV.exp() ** 2).sum(1)) if dense else slopes * (logp_N.exp() + entropy_N)
+        expected = torch.autograd.grad(wanted.sum(), list(model.parameters()), retain_graph=True)
+        (batch,) = micro_batches(given, range(5), 4096, grade=policy.grade)
+        assert torch.allclose(policy.logprobs(batch), logp_N[torch.from_numpy(batch.flat_N)])
+        if dense:
+            policy.distil(
+                batch, lambda found_NV, _, flat_N: (slopes[flat_N] * (found_NV.exp() ** 2).sum(1)).sum(), None
+            )
+        else:
+            policy.backward(
+                batch,
+                lambda logp_N, entropy_N, flat_N: (slopes[flat_N] * (logp_N.exp() + entropy_N)).sum(),
+                whole_sequences=whole,
+            )
+        for (name, parameter), gradient in zip(model.named_parameters(), expected, strict=True):
+            assert torch.allclose(parameter.grad, gradient, atol=1e-7, rtol=1e-5), (whole, dense, name)
+        model.zero_grad(set_to_none=True)
+
+
+def full(policy: Policy, sample: Sequences) -> Tensor:
+    """(tokens, vocabulary) by transformers alone."""
+    implementation = policy.model.config._attn_implementation
+    policy.model.set_attn_implementation("eager")
+    ids = torch.from_numpy(np.concatenate([sample.prompt, sample.response]))[None]
+    logits = policy.model(ids).logits[0, len(sample.prompt) - 1 : -1]
+    policy.model.set_attn_implementation(implementation)
+    return (logits / policy.temperature).log_softmax(-1)
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "mixtral", "llama"])

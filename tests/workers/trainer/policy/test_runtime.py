@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rhymed.config import Config
+from rhymed.core.config import Config
 from rhymed_workers.trainer.learner import TorchLearner
-from rhymed_workers.trainer.policy.runtime import WORKSPACE
+from rhymed_workers.trainer.policy.backbone import WORKSPACE
 from tests.workers.trainer.test_learner import samples
 
 

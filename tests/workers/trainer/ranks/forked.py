@@ -81,18 +81,18 @@ def train(jobs: Sequence[Job], timeout_s: float = 280) -> list[Job]:
     return _forkers[-1].run(jobs, timeout_s)
 
 
-def enter(count: int, rank: int, meeting: str) -> Any:
-    """The ranks as the learner sees them. `meeting`: a file that they share."""
+def enter(count: int, rank: int, rendezvous: str) -> Any:
+    """The ranks as the learner sees them. `rendezvous`: a file that they share."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
-    from rhymed_workers.trainer.ranks.group import ALONE, Group
+    from rhymed_workers.trainer.ranks import ALONE, Group
 
     if count == 1:
         return ALONE
     torch.distributed.init_process_group(
         "cpu:gloo",
-        init_method=f"file://{meeting}",
+        init_method=f"file://{rendezvous}",
         rank=rank,
         world_size=count,
         timeout=timedelta(seconds=120),
@@ -100,14 +100,14 @@ def enter(count: int, rank: int, meeting: str) -> Any:
     return Group(init_device_mesh("cpu", (count,)))
 
 
-def _rank(job: Job, rank: int, meeting: str) -> None:
+def _rank(job: Job, rank: int, rendezvous: str) -> None:
     import torch
 
-    from rhymed.config import Config
+    from rhymed.core.config import Config
     from rhymed_workers.trainer.learner import TorchLearner
     from tests.workers.trainer.test_learner import samples
 
-    ranks = enter(job.ranks, rank, meeting)
+    ranks = enter(job.ranks, rank, rendezvous)
     learner = TorchLearner.restore(Config.model_validate(job.config), Path(job.start) if job.start else None, ranks)
     for number in range(job.first, job.last):
         step = [replace(sample, row=ROW) for sample in samples(number)]
@@ -137,7 +137,7 @@ def fork(count: int, work: Callable[[int, str], None]) -> None:
             child = os.fork()
             if child == 0:
                 try:
-                    work(rank, f"{folder}/meeting")
+                    work(rank, f"{folder}/rendezvous")
                 except BaseException:
                     import traceback
 

@@ -90,7 +90,14 @@ def test_groups_that_are_computed_early_are_the_same_on_each_number_of_ranks(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("given", [{"kl_coef": 0.1, "minibatches": 2}, {"algorithm": "ppo", "minibatches": 2}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kl_coef": 0.1, "minibatches": 2},
+        {"algorithm": "ppo", "minibatches": 2},
+        {"entropy_coef": 0.02, "entropy_target": 5.54, "entropy_coef_delta": 0.01, "minibatches": 2},
+    ],
+)
 def test_each_number_of_ranks_goes_on_from_the_checkpoints_of_others(
     tiny_model: Path, tmp_path: Path, given: dict[str, Any]
 ) -> None:
@@ -143,9 +150,10 @@ def test_bfloat16_computes_the_same_loss_from_float32_weights(tiny_model: Path, 
 
 @pytest.mark.thorough
 def test_other_architectures_are_sharded_and_saved_under_their_names(tiny_model: Path, tmp_path: Path) -> None:
-    """Tied heads, windows, experts whose tensors transformers merges when it loads, and none of Llama's names."""
+    """Tied heads, windows, experts whose tensors transformers merges when it loads, and none of Llama's names; soft
+    caps, sinks and states, which are not packed."""
     jobs = []
-    for kind in ("qwen3", "gemma3_text", "mixtral", "gpt_neox"):
+    for kind in ("qwen3", "gemma3_text", "mixtral", "gpt_neox", "gemma2", "gpt_oss", "lfm2", "falcon_h1"):
         folder = tmp_path / kind
         build(kind, vocab_size=264, bos_token_id=None, eos_token_id=1, pad_token_id=0).float().save_pretrained(folder)
         for file in tiny_model.glob("tokenizer*"):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from rhymed_workers.trainer.policy.packing import MicroBatch, Sequences, micro_batches
-from rhymed_workers.trainer.ranks.group import ALONE
-from rhymed_workers.trainer.ranks.share import shares
+from rhymed_workers.trainer.ranks import ALONE, shares
 
 
 def batches(lengths: list[int]) -> list[MicroBatch]:

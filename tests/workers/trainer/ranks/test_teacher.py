@@ -104,10 +104,12 @@ def test_four_ranks_have_the_weights_of_one_after_five_steps(
 @pytest.mark.thorough
 @pytest.mark.parametrize("form", [{}, {"divergence": "forward", "topk": 5}], ids=["sampled", "topk"])
 def test_a_server_is_asked_once_for_all_ranks(tiny_model: Path, tmp_path: Path, form: dict[str, Any]) -> None:
-    from rhymed.config import Config
-    from rhymed.inputs.render import load_renderer
+    from rhymed.core.config import Config
+    from rhymed.inputs.models import resolve_model
+    from rhymed.inputs.render import load_tokenizer
 
-    tokenizer = load_renderer(Config.model_validate(config(tiny_model)))._tokenizer
+    settings = Config.model_validate(config(tiny_model))
+    tokenizer = load_tokenizer(settings.model, resolve_model(settings))
     server = TeacherServer(lambda text: tokenizer(text, add_special_tokens=False).input_ids)
     with serving(server) as url:
         given, asked = taught(tiny_model, {"url": url, **form}), []

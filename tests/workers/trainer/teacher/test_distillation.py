@@ -12,15 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from rhymed.config import Config
-from rhymed.inputs.render import load_renderer
+from rhymed.core.config import Config
+from rhymed.core.messages import SampleId, SampleInfo
+from rhymed.inputs.models import resolve_model
+from rhymed.inputs.render import load_renderer, load_tokenizer
 from rhymed.inputs.rows import prompt_id
-from rhymed.messages import SampleId, SampleInfo
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.policy.packing import Sequences
 from rhymed_workers.trainer.policy.policy import Policy
-from rhymed_workers.trainer.teacher.prompts import TeacherPrompts
+from rhymed_workers.trainer.teacher.distillation import TeacherPrompts
 from tests.workers.trainer.teacher.servers import TeacherServer, serving
 
 ROWS = [{"prompt": "What is 2+2?", "answer": "4"}, {"prompt": "And 3+4, please?", "answer": "7"}]
@@ -42,6 +43,10 @@ def teacher_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         model.model.norm.weight.mul_(3)
     model.save_pretrained(folder)
     return folder
+
+
+def tokenizer_of(config: Config) -> Any:
+    return load_tokenizer(config.model, resolve_model(config))
 
 
 def settings(model: Path, algorithm: str, teacher: dict[str, Any], **trainer: Any) -> Config:
@@ -199,7 +204,7 @@ def test_a_server_teaches_what_the_same_model_does_here(tiny_model: Path, teache
         with torch.no_grad():
             return teacher(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1).tolist()
 
-    tokenizer = load_renderer(settings(tiny_model, "opd", {"model": str(teacher_model)}))._tokenizer
+    tokenizer = tokenizer_of(settings(tiny_model, "opd", {"model": str(teacher_model)}))
     server = TeacherServer(lambda text: tokenizer(text, add_special_tokens=False).input_ids, score=score)
     with serving(server) as url:
         for remote, local in (
@@ -261,7 +266,7 @@ def test_the_policy_learns_from_itself_what_it_was_shown(tiny_model: Path) -> No
     assert learner._distillation is not None
     prompts, initial = learner._distillation._prompts, Policy.load(tiny_model)
     held_out = sampled(learner.policy, config, 999)
-    text = load_renderer(config)._tokenizer.decode(prompts.sequences(held_out)[0].prompt.tolist())
+    text = tokenizer_of(config).decode(prompts.sequences(held_out)[0].prompt.tolist())
     assert text.startswith("What is 2+2?")
     assert "right response:\n\n4\n\nNow" in text
     before = reverse_kl(learner, initial, held_out, prompts)
@@ -358,7 +363,7 @@ def _at(info: SampleInfo, step: int) -> SampleInfo:
 
 
 def _ids(config: Config, text: bytes) -> list[int]:
-    found: list[int] = load_renderer(config)._tokenizer(text.decode(), add_special_tokens=False).input_ids
+    found: list[int] = tokenizer_of(config)(text.decode(), add_special_tokens=False).input_ids
     return found
 
 

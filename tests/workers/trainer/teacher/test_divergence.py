@@ -11,14 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rhymed_workers.trainer.teacher.divergence import (
-    LEAST,
-    forward,
-    forward_topk,
-    mixed,
-    reverse,
-    sampled_reverse,
-)
+from rhymed_workers.trainer.teacher.distillation import LEAST, forward, forward_topk, mixed, reverse, sampled_reverse
 
 FROZEN: dict[str, Any] = json.loads((Path(__file__).parents[3] / "data" / "distillation_trl.json").read_text())
 N, V = 6, 9

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from rhymed.config import Teacher
-from rhymed.errors import TrainerError
+from rhymed.core.config import Teacher
+from rhymed.core.errors import TrainerError
 from rhymed_workers.trainer.teacher import remote
 from rhymed_workers.trainer.teacher.remote import RemoteTeacher, Scored
 from tests.workers.trainer.teacher.servers import TeacherServer, logprob, serving
@@ -61,7 +61,9 @@ def test_topk_are_the_likeliest_tokens_best_first_without_doubles() -> None:
 
 def test_requests_run_at_the_same_time_up_to_the_limit() -> None:
     async def slow(request: web.Request, body: dict[str, Any]) -> None:
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while server.busiest < 3:
+                await asyncio.sleep(0.01)
 
     server = TeacherServer(reply=slow)
     score(server, concurrency=3)

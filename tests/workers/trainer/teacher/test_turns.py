@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rhymed.config import Config
-from rhymed.inputs.render import load_renderer
+from rhymed.core.config import Config
+from rhymed.core.messages import SampleId
+from rhymed.inputs.models import resolve_model
+from rhymed.inputs.render import load_tokenizer
 from rhymed.inputs.rows import prompt_id
-from rhymed.messages import SampleId
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.policy.policy import Policy
@@ -26,6 +27,10 @@ from tests.workers.trainer.test_learner import changed
 
 teacher_model = distillations.teacher_model
 Given = list[StoredSample]
+
+
+def tokenizer_of(config: Config) -> Any:
+    return load_tokenizer(config.model, resolve_model(config))
 
 
 def settings(model: Path, algorithm: str, teacher: dict[str, Any], micro_tokens: int = 60) -> Config:
@@ -108,7 +113,7 @@ def test_a_server_is_asked_about_rows_and_learned_from_for_the_policys_tokens(
         with torch.no_grad():
             return teacher(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1).tolist()
 
-    tokenizer = load_renderer(settings(tiny_model, "opd", {"model": str(teacher_model)}))._tokenizer
+    tokenizer = tokenizer_of(settings(tiny_model, "opd", {"model": str(teacher_model)}))
     server = TeacherServer(lambda text: tokenizer(text, add_special_tokens=False).input_ids, score=score)
     with serving(server) as url:
         for kind in ({}, {"divergence": "forward", "topk": 264}):

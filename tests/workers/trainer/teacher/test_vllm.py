@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from rhymed.config import Config
-from rhymed.errors import RhymedError
+from rhymed.core.config import Config
+from rhymed.core.errors import RhymedError
 from rhymed_workers.trainer.policy.packing import Sequences
 from rhymed_workers.trainer.policy.policy import Policy
-from rhymed_workers.trainer.ranks.group import ALONE
-from rhymed_workers.trainer.teacher.local import logprobs
+from rhymed_workers.trainer.ranks import ALONE
+from rhymed_workers.trainer.teacher.distillation import logprobs
 from rhymed_workers.trainer.teacher.remote import RemoteTeacher
-from rhymed_workers.trainer.teacher.start import find
+from rhymed_workers.trainer.teacher.start import find_teacher
 from tests.ports import free_ports
 
 START_S = 400.0
@@ -55,7 +55,7 @@ def test_its_log_probs_are_ours(url: str, tiny_model: Path) -> None:
     deadline = time.monotonic() + START_S
     while True:
         try:
-            found = find(config)
+            found = find_teacher(config)
             break
         except RhymedError:
             if time.monotonic() > deadline:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rhymed.errors import DeadlineExceeded, MalformedMessage, PeerGone
-from rhymed_workers.weights.stream.channel import RECORD_BYTES, TAG_BYTES, Channel
+from rhymed.core.errors import DeadlineExceeded, MalformedMessage, PeerGone
+from rhymed_workers.weights.channel import RECORD_BYTES, TAG_BYTES, Channel
 
 pytest.importorskip("cryptography")
 

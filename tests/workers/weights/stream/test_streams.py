@@ -15,14 +15,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from rhymed.errors import PeerGone, WireError
-from rhymed.messages import GetSlice, GetStream, Slice, Stream
-from rhymed.wire.keys import OPEN, Keyring, make_keys
-from rhymed.wire.sockets import Parcel
-from rhymed_workers.weights.mapped import MappedFile
-from rhymed_workers.weights.stream import channel, client, places, server
-from rhymed_workers.weights.stream.client import Streams, ask
-from rhymed_workers.weights.stream.server import TICKETS, StreamServer
+from rhymed.core.errors import PeerGone, WireError
+from rhymed.core.messages import GetSlice, GetStream, Slice, Stream
+from rhymed.core.wire.keys import OPEN, Keyring, make_keys
+from rhymed.core.wire.sockets import Parcel
+from rhymed_workers.weights import channel, sender, sources
+from rhymed_workers.weights.sender import TICKETS, StreamServer
+from rhymed_workers.weights.slices import MappedFile
+from rhymed_workers.weights.sources import Streams, ask
 from tests.workers.weights.peers import fetchers, trainer, words
 
 CONTENT = bytes(range(256)) * 4096
@@ -147,8 +147,8 @@ async def test_a_connection_that_is_used_while_the_download_ends_is_closed(strea
 async def test_a_connection_that_is_made_while_the_download_ends_is_closed(
     streams: Streams, cancel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connecting = Held(client._connect)
-    monkeypatch.setattr(client, "_connect", connecting)
+    connecting = Held(sources._connect)
+    monkeypatch.setattr(sources, "_connect", connecting)
     work = Held()
     work.begun, work.may, work.sockets = connecting.begun, connecting.may, connecting.sockets
     [made] = await leaving_none(streams, work, cancel=cancel)
@@ -183,7 +183,7 @@ async def test_a_wrong_offer_costs_speed_alone(
     serving: StreamServer, garbage: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[socket.socket] = []
-    real = client._connect
+    real = sources._connect
 
     def kept(connection: socket.socket, *rest: Any) -> None:
         made.append(connection)
@@ -192,8 +192,8 @@ async def test_a_wrong_offer_costs_speed_alone(
     async def offer() -> Stream:
         return msgspec.structs.replace(serving.offer(), **garbage)
 
-    monkeypatch.setattr(client, "_connect", kept)
-    monkeypatch.setattr(server, "HELLO_S", 0.2)
+    monkeypatch.setattr(sources, "_connect", kept)
+    monkeypatch.setattr(sender, "HELLO_S", 0.2)
     with ThreadPoolExecutor(1) as threads:
         streams = Streams(LOCAL, offer, threads, most=1, reach_s=5)
         assert await streams.use(take()) is None
@@ -205,39 +205,39 @@ async def test_a_worker_that_cannot_seal_uses_the_link(
     serving: StreamServer, streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serving._sealed = True
-    monkeypatch.setattr(client, "can_seal", lambda: False)
+    monkeypatch.setattr(sources, "can_seal", lambda: False)
     assert await streams.use(take()) is None
 
 
 async def test_silent_peers_do_not_keep_others_out(serving: StreamServer, streams: Streams) -> None:
     port = serving.offer().port
-    silent = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(places.WAITING + 20)]
+    silent = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(sender.WAITING + 20)]
     try:
         assert await streams.use(take()) == CONTENT
-        assert len(serving.places._waiting) <= places.WAITING
+        assert len(serving.places._waiting) <= sender.WAITING
     finally:
         for one in silent:
             one.close()
 
 
 async def test_a_silent_peer_is_closed_soon(serving: StreamServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HELLO_S", 0.1)
+    monkeypatch.setattr(sender, "HELLO_S", 0.1)
     assert await asyncio.to_thread(refused, serving.offer().port, b"half")
 
 
 async def test_at_most_so_many_are_admitted(
     serving: StreamServer, streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "ADMITTED", 1)
+    monkeypatch.setattr(sender, "ADMITTED", 1)
     assert await streams.use(take()) == CONTENT
     assert await asyncio.to_thread(refused, serving.offer().port, serving.offer().ticket)
     assert len(serving.places) == 1
 
 
 def test_the_oldest_of_the_address_with_most_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "WAITING", 3)
+    monkeypatch.setattr(sender, "WAITING", 3)
     made = [socket.socket() for _ in range(5)]
-    found = places.Places()
+    found = sender.Places()
     for connection, address in zip(made, "abbcd", strict=True):
         assert found.enter(connection, address)
     assert [one.fileno() < 0 for one in made] == [True, True, False, False, False], "b's oldest, then a's"

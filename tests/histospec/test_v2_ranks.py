@@ -1,0 +1,23 @@
+"""Drafts in vLLM's model runner V2 on two tensor-parallel ranks, with asynchronous scheduling: one rank drafts, and
+both cut the same places off a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.histospec.test_v2 import equal, run
+from tests.packages import needs
+
+pytestmark = [needs("vllm"), needs("triton"), pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
+
+
+def test_drafts_change_no_token_on_two_ranks(sharp_model: Path) -> None:
+    """`reset`: all running requests are preempted at once while a step is computed, four times."""
+    told = run(sharp_model, "ranks", "1", asynchronous=True, VLLM_CPU_OMP_THREADS_BIND="0|0")
+    (drafting, drafted, accepted), (other, *nothing) = told["ranks"]
+    assert (drafting, other, nothing) == (True, False, [0, 0])
+    assert 0 < accepted < drafted
+    for how in ("drafted", "reset"):
+        equal(told["plain"], told[how], 1e-5)

@@ -1,0 +1,279 @@
+"""vLLM's model runners, keyed: `python -m tests.histospec.v2_engine MODEL WHAT` prints what they make as JSON.
+
+WHAT: `v1` is plain decoding by V1. By V2, in Triton's interpreter (tests/bench_v2): `v2` is plain decoding and
+drafts, `headed` with those of vLLM's own head, `structured` with grammars, `ranks` two ranks, `public` our logits
+processor, with vLLM's samplers and drafter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+TOKENS = 32
+FEW = 12 * 32 * 1024  # bytes of 12 blocks of 32 tokens: running requests are preempted
+HISTOSPEC = "rhymed.histospec.proposer.HistoSpec"
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"top_k": 20},
+    {"temperature": 0.0},
+    {"temperature": 0.6},
+    {"repetition_penalty": 1.2},
+]
+
+
+def engine(model: str, **options: Any) -> Any:
+    from vllm import LLM
+
+    usual = {"skip_tokenizer_init": True, "distributed_executor_backend": "uni", "kv_cache_memory_bytes": FEW}
+    return LLM(
+        model,
+        dtype="float32",
+        max_model_len=128,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,  # prompts are prefilled in chunks
+        block_size=32,
+        enforce_eager=True,
+        generation_config="vllm",
+        logprobs_mode="processed_logprobs",
+        disable_log_stats=True,
+        **usual | options,
+    )
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(2, 250) for _ in range(rng.randrange(4, 60))] for _ in SHAPES]
+
+
+def asked(grammar: str = "") -> list[tuple[list[int], Any]]:
+    """Two requests of each prompt, of all shapes, with keys of 64 bits; one in four with min-p. `grammar`: a regular
+    expression for the first of the two."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    requests = []
+    for number, prompt in enumerate(prompts()):
+        for index in range(2):
+            shape = SHAPES[(number + 3 * index) % len(SHAPES)]
+            key = (10 * number + index + 1) * 0x9E3779B97F4A7C15 % 2**64
+            extra = {"key": key, "prompt": str(number), "floor": True}
+            if number % 2 and index:
+                extra["min_p"] = 0.05
+            if grammar and not index:
+                shape = shape | {"structured_outputs": StructuredOutputsParams(regex=grammar)}
+            shape = shape | {"logprobs": 0, "max_tokens": TOKENS, "detokenize": False, "ignore_eos": True}
+            requests.append((prompt, SamplingParams(**shape, extra_args={"rhymed": extra})))
+    return requests
+
+
+def outputs(llm: Any, resets: int = 0, grammar: str = "") -> dict[str, Any]:
+    """Tokens and log-probs of all requests. `resets`: so often all running requests are preempted at once."""
+    from vllm.sampling_params import RequestOutputKind
+
+    core, done, step = llm.llm_engine, {}, 0
+    for number, (prompt, params) in enumerate(asked(grammar)):
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        core.add_request(str(number), {"prompt_token_ids": prompt}, params)
+    while core.has_unfinished_requests():
+        for one in core.step():
+            done[int(one.request_id.split("-")[0])] = one.outputs[0]
+        step += 1
+        if resets and step % 7 == 5:
+            resets -= 1
+            assert core.engine_core.engine_core.reset_prefix_cache(reset_running_requests=True)
+    made = [done[number] for number in range(len(done))]
+    return {
+        "tokens": [list(one.token_ids) for one in made],
+        "logprobs": [
+            [row[token].logprob for token, row in zip(one.token_ids, one.logprobs, strict=True)] for one in made
+        ],
+        "floors": [
+            [floor(row[token].rank) for token, row in zip(one.token_ids, one.logprobs, strict=True)] for one in made
+        ],
+        "steps": step,
+    }
+
+
+def floor(rank: int) -> float:
+    """What says in the place of a rank which tokens were kept, see `sampling.sampler`; 0: nothing does."""
+    return float(np.int32(rank).view(np.float32)) if rank < 0 else 0.0
+
+
+def runner_of(llm: Any) -> Any:
+    return llm.llm_engine.model_executor.driver_worker.worker.model_runner
+
+
+def v1(model: str) -> dict[str, Any]:
+    llm = engine(model, worker_extension_cls="rhymed.histospec.extension.Extension")
+    return {"plain": outputs(llm)}
+
+
+def public(model: str) -> dict[str, Any]:
+    """No name of vLLM's that is private, its own samplers and its own drafter."""
+    llm = engine(
+        model,
+        logits_processors=["rhymed.histospec.sampling.public:Keyed"],
+        speculative_config={
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": 2,
+        },
+    )
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+    runner = runner_of(llm)
+    original, verified = runner.sample, {"accepted": 0, "rejected": 0}
+
+    def sample(*given: Any, **named: Any) -> Any:
+        made = original(*given, **named)
+        verified["accepted"] += int((made[1] - 1).clamp(min=0).sum())
+        verified["rejected"] += int(made[2].sum())
+        return made
+
+    runner.sample = sample
+    return {"plain": outputs(llm), "stock": type(runner.sampler) is Sampler, "verified": verified}
+
+
+def ranks(model: str) -> dict[str, Any]:
+    llm = engine(
+        model,
+        worker_extension_cls="tests.histospec.v2_ranks.Ranks",
+        speculative_config={"method": "ngram", "model": HISTOSPEC, "num_speculative_tokens": 5},
+        additional_config={"rhymed": {"budget": "fixed"}},
+        tensor_parallel_size=2,
+        distributed_executor_backend="mp",
+    )
+    llm.collective_rpc("set_drafting", args=([],))
+    results: dict[str, Any] = {"plain": outputs(llm)}
+    past = [[(token + (at % 6 == 5)) % 250 for at, token in enumerate(one)] for one in results["plain"]["tokens"]]
+    llm.collective_rpc("set_drafting", args=(past[::2],))
+    for name, resets in (("drafted", 0), ("reset", 4)):
+        results[name] = outputs(llm, resets)
+    results["ranks"] = llm.collective_rpc("drafting")
+    return results
+
+
+def learn(histo: Any, made: list[list[int]]) -> None:
+    """The responses to each prompt, wrong at every sixth token, become its history."""
+    from rhymed.histospec.index.builder import PastResponse
+
+    for number, prompt in enumerate(prompts()):
+        both = made[2 * number : 2 * number + 2]
+        past = [[(token + (at % 6 == 5)) % 250 for at, token in enumerate(tokens)] for tokens in both]
+        histo.remember(str(number), prompt, [PastResponse(np.array(tokens, np.int32), 0, None) for tokens in past])
+    indexed = threading.Event()
+    histo._builder.run(indexed.set)
+    assert indexed.wait(60)
+
+
+def structured(model: str) -> dict[str, Any]:
+    """Half of the requests may say lowercase letters only. MODEL has a tokenizer."""
+    grammar = "[a-z]{60}"
+    llm = engine(
+        model,
+        skip_tokenizer_init=False,
+        worker_extension_cls="rhymed.histospec.extension.Extension",
+        speculative_config={"method": "ngram", "model": HISTOSPEC, "num_speculative_tokens": 5},
+        additional_config={"rhymed": {"budget": "fixed"}},
+    )
+    histo = runner_of(llm).speculator.histo
+    results: dict[str, Any] = {"asynchronous": llm.llm_engine.vllm_config.scheduler_config.async_scheduling}
+    histo._broken = True  # drafts nothing
+    results["plain"] = outputs(llm, grammar=grammar)
+    histo._broken = False
+    learn(histo, results["plain"]["tokens"])
+    results["drafted"] = outputs(llm, grammar=grammar)
+    accounts = [histo._drafter.total.drafted, histo._drafter.total.accepted]
+    return results | {"accounts": accounts, "broken": histo._broken}
+
+
+def v2(model: str) -> dict[str, Any]:
+    from tests.histospec.keyed_engine import count_preemptions
+
+    preempted = count_preemptions()
+    llm = engine(
+        model,
+        worker_extension_cls="rhymed.histospec.extension.Extension",
+        speculative_config={"method": "ngram", "model": HISTOSPEC, "num_speculative_tokens": 5},
+        additional_config={"rhymed": {"budget": "fixed"}},
+    )
+    runner = runner_of(llm)
+    histo = runner.speculator.histo
+    results: dict[str, Any] = {"kind": [kind.__module__ for kind in type(runner).__mro__]}
+    results["asynchronous"] = llm.llm_engine.vllm_config.scheduler_config.async_scheduling
+    histo._broken = True  # drafts nothing
+    results["plain"] = outputs(llm)
+    results["preempted"] = [len(preempted)]
+    histo._broken = False
+    learn(histo, results["plain"]["tokens"])
+    for name, resets in (("drafted", 0), ("reset", 4)):
+        before, account = len(preempted), histo._drafter.total
+        results[name] = outputs(llm, resets)
+        results["preempted"].append(len(preempted) - before)
+        spent = histo._drafter.total - account
+        results[name] |= {"drafted": spent.drafted, "accepted": spent.accepted, "forwards": spent.forwards}
+    results["broken"] = histo._broken
+    return results
+
+
+def headed(model: str) -> dict[str, Any]:
+    """vLLM's own EAGLE-3 head, the one in `MODEL-eagle3`, beside history. For every second request it is replaced by
+    one that is right but for every sixth token."""
+    from tests.histospec.keyed_engine import count_preemptions
+
+    preempted = count_preemptions()
+    llm = engine(
+        model,
+        worker_extension_cls="rhymed.histospec.extension.Extension",
+        speculative_config={"method": "eagle3", "model": f"{model}-eagle3", "num_speculative_tokens": 6},
+        additional_config={"rhymed": {"engine": 3}},
+        kv_cache_memory_bytes=FEW * 3 // 2,  # as many blocks of three layers, not two
+    )
+    runner = runner_of(llm)
+    speculator, histo = runner.speculator, runner.speculator.histo
+    results: dict[str, Any] = {"kind": [kind.__module__ for kind in type(speculator).__mro__]}
+    results["asynchronous"] = llm.llm_engine.vllm_config.scheduler_config.async_scheduling
+    histo._broken = True  # nothing is drafted
+    results["plain"] = outputs(llm)
+    histo._broken = False
+    texts = zip(asked(), results["plain"]["tokens"], strict=True)
+    known = [[*prompt, *tokens] for (prompt, _), tokens in texts]
+    sample = speculator.sample_draft
+
+    def right(hidden: Any, positions: Any, slots: Any, *others: Any, **named: Any) -> Any:
+        drafted = sample(hidden, positions, slots, *others, **named)
+        for row, (at, slot) in enumerate(zip((positions + 1).tolist(), slots.tolist(), strict=True)):
+            number = int(runner.req_states.index_to_req_id[slot].split("-")[0])
+            text = known[number]
+            if number % 2 and at < len(text):
+                drafted[row] = (text[at] + (at % 6 == 5)) % 250
+        return drafted
+
+    def told(name: str, resets: int = 0) -> None:
+        before = len(preempted), histo.head_counts()
+        results[name] = outputs(llm, resets)
+        counts = [now - then for now, then in zip(histo.head_counts(), before[1], strict=True)]
+        results[name] |= {"head": counts, "preempted": len(preempted) - before[0]}
+
+    speculator.sample_draft = right
+    told("head")
+    learn(histo, results["plain"]["tokens"])
+    told("both", 4)
+    results["broken"] = histo._broken
+    return results
+
+
+if __name__ == "__main__":
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    os.environ |= {"TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"}
+    modes = {"v1": v1, "public": public, "ranks": ranks, "v2": v2, "headed": headed, "structured": structured}
+    print("\n" + json.dumps(modes[sys.argv[2]](sys.argv[1])), flush=True)

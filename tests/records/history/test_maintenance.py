@@ -1,0 +1,135 @@
+"""`rhymed history verify`, `repair` and `backup` over real stores, one of them at work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rhymed.core.config import Config
+from rhymed.core.messages import SampleId
+from rhymed.core.run.layout import layout_of
+from rhymed_store.client import StoreClient
+from rhymed_store.codec.records import sample_key
+from tests.store.damage import content, write
+from tests.store.stores import PROMPT, LocalStore, new_sample, start_process
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    write(tmp_path / "kept" / "store")
+    return tmp_path / "kept"
+
+
+def damage(run: Path) -> str:
+    """The record of one sample, wherever it stands in the file."""
+    file, key = run / "store" / "data.mdb", sample_key(SampleId(3, PROMPT, 3))
+    data = bytearray(file.read_bytes())
+    at, places = data.find(key), []
+    while at >= 0:
+        places.append(at)
+        at = data.find(key, at + 1)
+    for place in places:
+        data[place + len(key) + 4] ^= 1
+    file.write_bytes(data)
+    return f"sample 3/{PROMPT}/3"
+
+
+def test_a_sound_store_is_told_to_be_so(kept: Path, rhymed) -> None:
+    status, out, err = rhymed("verify", kept)
+    assert (status, err) == (0, "")
+    assert "96 samples, 3 prompts" in out
+    assert "all as they were written" in out
+    assert rhymed("verify", kept / "store")[0] == 0
+    status, out, _ = rhymed("repair", kept)
+    assert (status, "nothing is damaged" in out) == (0, True)
+
+
+def test_damage_is_named_and_repaired_and_the_old_file_kept(kept: Path, rhymed) -> None:
+    before, name = content(kept / "store"), damage(kept)
+    old = (kept / "store" / "data.mdb").read_bytes()
+    status, out, _ = rhymed("verify", kept)
+    assert status == 1
+    assert f"samples: {name}: its record is damaged" in out
+    assert "rhymed history repair" in out
+    status, out, _ = rhymed("verify", kept, "--json")
+    found = json.loads(out)
+    assert (status, found["sound"]) == (1, False)
+    assert [row["name"] for row in found["damaged"]] == [name]
+    status, out, _ = rhymed("repair", kept)
+    assert (status, name in out, "saved 95 samples" in out) == (0, True, True)
+    assert (kept / "store" / "data.mdb.damaged-1").read_bytes() == old
+    assert rhymed("verify", kept)[0] == 0
+    after = content(kept / "store")
+    lost = {name.replace("sample", what) for what in ("sample", "line", "drafted")}
+    assert {what for what in before if what not in after} == lost
+    assert all(after[what] == before[what] for what in after)
+
+
+def test_what_cannot_be_kept_up_is_told(kept: Path, tmp_path: Path, rhymed) -> None:
+    assert "does not exist" in rhymed("verify", tmp_path / "gone")[2]
+    local = LocalStore(kept / "store")
+    status, _, err = rhymed("repair", kept)
+    assert (status, "a store process has" in err) == (2, True)
+    local.database.close()
+    (tmp_path / "there").mkdir()
+    status, _, err = rhymed("backup", kept, tmp_path / "there")
+    assert (status, "exists already" in err) == (2, True)
+    name = damage(kept)
+    status, _, err = rhymed("backup", kept, tmp_path / "copy")
+    assert status == 2
+    assert name in err
+    assert "rhymed history repair" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "there"], "no half of a copy is left"
+
+
+def test_a_backup_opens_as_a_run(run: Path, tmp_path: Path, rhymed) -> None:
+    status, out, _ = rhymed("backup", run, tmp_path / "far" / "copy")
+    assert status == 0
+    assert "8 samples" in out
+    assert "verified" in out
+    copy = tmp_path / "far" / "copy"
+    assert rhymed("stats", "--run", copy)[1].replace("copy", "earlier") == rhymed("stats", "--run", run)[1]
+    assert rhymed("compare", run, copy)[0] == 0
+    assert [path.name for path in (tmp_path / "far").iterdir()] == ["copy"]
+
+
+async def test_verify_and_backup_work_beside_a_store_that_is_written(tmp_path: Path) -> None:
+    """A real store process, in the middle of its writes at each of them."""
+    config = Config.model_validate({"run": {"folder": str(tmp_path)}, "store": {"map_gib": 0.25}})
+    where = layout_of(config)
+    process = start_process(config)
+    client = StoreClient(where.store, "test")
+
+    def history(*arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "rhymed", "history", *map(str, arguments)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    try:
+        put, step = [new_sample(0, index, length=900) for index in range(20)], 0
+        await client.put_samples(put)
+        for number in range(3):
+            asked = [history("verify", where.folder), history("backup", where.folder, tmp_path / f"copy-{number}")]
+            while any(one.poll() is None for one in asked):
+                step += 1
+                fresh = [new_sample(step, index, length=300 * index) for index in range(10)]
+                await client.put_samples(fresh)
+                await client.mark([sample.info.id for sample in fresh], "trained")
+                await client.forget_logprobs(step - 1)  # pages to use again: what a snapshot must not lose
+                put += fresh
+            for one in asked:
+                output = one.communicate()[0]
+                assert one.returncode == 0, output
+            had = content_of_samples(tmp_path / f"copy-{number}" / "store")
+            assert set(map(str, (sample.info.id for sample in put[:20]))) <= had
+    finally:
+        client.close()
+        process.terminate()
+        process.wait(60)
+
+
+def content_of_samples(store: Path) -> set[str]:
+    return {name.removeprefix("sample ") for name in content(store) if name.startswith("sample")}

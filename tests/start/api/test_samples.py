@@ -1,0 +1,45 @@
+"""A run's samples as tables, from a store that was written without a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rhymed import open_run
+from rhymed.core.config import Config
+from tests.records.history.folders import APPLES, two_epochs, write_store, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    folder.mkdir()
+    config = {"run": {"folder": str(folder.parent)}, "model": {"path": str(write_tokenizer(folder.parent))}}
+    (folder / "config.json").write_text(Config.model_validate(config).model_dump_json())
+    write_store(folder, two_epochs())
+    return folder
+
+
+def test_parts_of_rewards_are_columns(folder: Path) -> None:
+    run = open_run(folder)
+    rows = run.samples(as_="list")
+    assert len(rows) == 8
+    assert len({tuple(row) for row in rows}) == 1, "all rows have all columns"
+    parts = {
+        (row["prompt_id"], row["step"], row["index"]): (row["reward/exact"], row["reward/format"]) for row in rows
+    }
+    assert parts.pop((APPLES, 2, 0)) == (1.0, 0.25)
+    assert set(parts.values()) == {(None, None)}
+    assert run.history("apples", as_="arrow").column("reward/format").to_pylist() == [None, None, 0.25, None]
+    assert "reward/exact" not in run.samples(step=0, as_="list")[0]
+
+
+def test_numbers_of_training_are_lists(folder: Path) -> None:
+    rows = open_run(folder).samples(token_stats=True, as_="list")
+    (known,) = [row for row in rows if row["trainer/version"] is not None]
+    assert (known["step"], known["index"], known["trainer/version"]) == (2, 0, 2)
+    assert known["trainer/mismatch"] == list(range(known["length"]))
+    assert known["trainer/logprob"] == [-0.5] * 10
+    assert {row["trainer/advantage"] is None for row in rows if row is not known} == {True}
+    assert "trainer/entropy" not in open_run(folder).samples(as_="list")[0]

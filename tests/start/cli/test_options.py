@@ -1,0 +1,117 @@
+"""Which run is meant: how a command is told, and what is said of a word that was meant to tell it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rhymed.core.config import Config
+from rhymed.start.cli import main, parser
+from rhymed.start.cli.options import LATEST, meant_run
+
+NAMING = ("top", "queues", "view", "logs", "report", "history stats", "history audit", "checkpoint list")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(Config().model_dump_json())
+    return tmp_path
+
+
+def refused(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a mistake is answered with; its last line is all there is."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    return told
+
+
+@pytest.mark.parametrize("command", NAMING)
+def test_a_run_is_named_by_its_folder_or_by_an_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = command.split()
+    assert parser().parse_args(words).run == LATEST
+    assert parser().parse_args([*words, "runs/x"]).run == Path("runs/x")
+    assert parser().parse_args([*words, "--run", "runs/x"]).run == Path("runs/x")
+    for both in (["runs/x", "--run", "runs/y"], ["--run", "runs/y", "runs/x"], ["runs/x", "--run", str(LATEST)]):
+        assert "both name a run: give only one of them" in refused(*words, *both, capsys=capsys)
+
+
+@pytest.mark.parametrize("command", ["top", "queues", "steer pause"])
+def test_an_address_is_not_given_beside_a_folder(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*command.split(), "--broker", "tcp://a:1", "--run", "runs/x"]
+    assert "--broker and --run both name a run" in refused(*words, capsys=capsys)
+
+
+def test_what_else_a_command_takes_comes_before_the_folder() -> None:
+    done = parser().parse_args(["history", "export", "out.jsonl", "runs/x"])
+    assert (done.out, done.run) == (Path("out.jsonl"), Path("runs/x"))
+    done = parser().parse_args(["queues", "--watch", "runs/x", "--json"])
+    assert (done.watch, done.run, done.json) == (True, Path("runs/x"), True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["steer", "pause"], "is a run's folder, not a worker; did you mean --run {}?"),
+        (["steer", "drain", "rollout-0"], "is a run's folder, not a worker; did you mean --run {}?"),
+        (["history", "show"], "is a run's folder, not a prompt; did you mean --run {}?"),
+    ],
+)
+def test_a_folder_that_was_taken_for_something_else(
+    words: list[str], told: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, str(run)]) == 2
+    assert told.format(run) in capsys.readouterr().err
+
+
+def test_a_folder_where_a_command_has_no_more_words(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    guess = f"did you mean --run {run}?"
+    assert guess in refused("history", "show", "apples", str(run), capsys=capsys)
+    assert guess not in refused("history", "show", "apples", "pears", capsys=capsys), "no run is called so"
+    assert guess not in refused("health", "broker", "a.toml", str(run), capsys=capsys), "it has no such option"
+
+
+BROKEN = (
+    ("", "not a run's configuration: Expecting value"),
+    ('{"run', "not a run's configuration"),
+    ("[1]", "not a run's configuration: an object of sections is needed, not [1]"),
+    (json.dumps({"trainer": {"lrr": 1}}), "unknown key trainer.lrr; did you mean lr?"),
+    (json.dumps({"rollout": {"engine": "magic"}}), "rollout.engine = 'magic': it must be"),
+)
+
+
+@pytest.mark.parametrize(("text", "told"), BROKEN)
+@pytest.mark.parametrize("command", ["queues", "steer pause --run"])
+def test_a_broken_configuration_is_told_in_words(
+    command: str, text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert main([*command.split(), str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"rhymed: {tmp_path}/config.json: ")
+    assert told in line
+    assert "pydantic" not in line
+
+
+def test_the_environment_changes_nothing_in_a_run_that_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rhymed.core.run.folder import layout_of_folder
+
+    (tmp_path / "config.json").write_text(json.dumps({"net": {"broker": "ipc:///there"}}))
+    monkeypatch.setenv("RHYMED_NET__BROKER", "ipc:///elsewhere")
+    assert layout_of_folder(tmp_path).broker == "ipc:///there"
+
+
+def test_words_may_be_of_any_length_and_kind() -> None:
+    assert meant_run(["how many apples? " * 100, "\u00e4" * 5000, ""]) == ""
+
+
+@pytest.mark.parametrize("words", ["history stats --read", "history show --limit"])
+@pytest.mark.parametrize("number", ["x", "0", "-1", "1.5"])
+def test_a_count_is_a_whole_number_from_1_on(words: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = refused(*words.split()[:-1], f"{words.split()[-1]}={number}", capsys=capsys)
+    assert f"'{number}': a whole number from 1 on is needed" in answer

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from rhymed.core.config import Config
+from rhymed.core.errors import ConfigError
+from rhymed.core.messages import EVAL, Holding, Queues, SampleId, StepRow, WorkerRow
+from rhymed.core.run.folder import layout_of_folder
+from rhymed.core.run.timeline import Times
+from rhymed.start.cli import queues
+
+HELD = [Holding(id=SampleId(3, "abc", index), tokens=10 * index, seconds=float(index)) for index in range(6)]
+SNAPSHOT = Queues(
+    run="demo",
+    uptime_s=3700,
+    version=3,
+    step=3,
+    steps=40,
+    finished=False,
+    queues={"waiting": 12, "running": 6, "trained": 192},
+    oldest_s={"waiting": 75.0},
+    workers=[
+        WorkerRow(
+            worker="rollout-0@[host]", role="rollout", host="h", pid=1, slots=8, version=3, phase="decode",
+            silent_s=0.4, holding=HELD,
+        ),
+        WorkerRow(
+            worker="reward-0", role="reward", host="h", pid=2, slots=4, version=-1, phase="", silent_s=1, holding=[]
+        ),
+    ],
+    open_steps=[StepRow(step=3, states={"waiting": 12, "running": 6}, groups_ready=1, groups=8, open_s=9.0)],
+    lag_ms=2.5,
+)  # fmt: skip
+
+
+def text(snapshot: Queues, width: int = 110) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(queues.render(snapshot))
+        return console.export_text()
+
+
+def test_the_head_has_elapsed_and_remaining_time() -> None:
+    console = Console(width=110, record=True, file=io.StringIO())
+    console.print(queues.render(SNAPSHOT, Times(3700.0, 750.0)))
+    assert console.export_text().startswith(
+        "run demo  step 3/40  version 3  1:01:40 elapsed, about 12 min left  event-loop"
+    )
+
+
+def test_a_start_names_the_roles_that_have_not_joined() -> None:
+    assert "starting: the trainer has not joined yet" in text(SNAPSHOT)
+    reward = [row for row in SNAPSHOT.workers if row.role == "reward"]
+    early = msgspec.structs.replace(SNAPSHOT, workers=reward)
+    assert "starting: the trainer, rollout workers have not joined yet" in text(early)
+    late = msgspec.structs.replace(early, troubles=["no rollout worker is here: 12 samples wait to be generated"])
+    assert "not joined" not in text(late)
+    assert "waits: no rollout worker is here" in text(late)
+    assert "not joined" not in text(msgspec.structs.replace(early, finished=True))
+
+
+def test_the_tables_name_everything() -> None:
+    lines = [" ".join(line.split()) for line in text(SNAPSHOT).splitlines()]
+    assert lines[0] == "run demo step 3/40 version 3 up 1h01m event-loop lag p99 2.5 ms"
+    assert "waiting 12 1m15s for a rollout worker" in lines
+    assert "trained 192 - done" in lines
+    assert "4 1/8 9.0s 12 waiting 6 running" in lines, "steps count from 1"
+    assert "rollout-0@[host] 6/8 3 0.4s ago decode" in lines
+    assert "reward-0 0/4 - 1.0s ago -" in lines
+    assert "rollout-0@[host] 3/abc/5 50 5.0s" in lines, "ids count from 0"
+    assert "3/abc/2 20 2.0s" in lines
+    assert "and 2 more" in lines
+
+
+def test_groups_that_were_replaced_are_counted() -> None:
+    step = StepRow(
+        step=3, states={"scored": 6, "filtered": 4}, groups_ready=5, groups=10, filtered=2, refilled=2, open_s=9.0
+    )
+    found = msgspec.structs.replace(SNAPSHOT, open_steps=[step], queues={**SNAPSHOT.queues, "filtered": 4})
+    lines = [" ".join(line.split()) for line in text(found).splitlines()]
+    assert "4 5/10, 2 replaced 9.0s 6 scored 4 filtered" in lines
+    assert "filtered 4 - their groups had no signal" in lines
+    none = msgspec.structs.replace(SNAPSHOT, queues={**SNAPSHOT.queues, "filtered": 0})
+    assert "filtered" not in text(none)
+
+
+def test_who_holds_up_the_others_is_named() -> None:
+    """One is ten times slower, one makes nothing, one is silent; one that has nothing to do is none of these."""
+
+    def worker(name: str, rate: float, held: int = 2, silent_s: float = 0.5) -> WorkerRow:
+        return msgspec.structs.replace(
+            SNAPSHOT.workers[0], worker=name, stats={"rollout/tokens_per_s": rate}, holding=HELD[:held],
+            silent_s=silent_s,
+        )  # fmt: skip
+
+    workers = [worker("a", 100), worker("b", 110), worker("c", 10), worker("d", 0), worker("e", 90, silent_s=7)]
+    crowd = msgspec.structs.replace(SNAPSHOT, workers=[*workers, worker("idle", 0, held=0), worker("f", 95)])
+    assert queues.stragglers(crowd) == {
+        "c": "9 times slower than its peers", "d": "generates no tokens", "e": "silent for 7.0s",
+    }  # fmt: skip
+    assert "c: 9 times slower than its peers" in text(crowd)
+    alone = msgspec.structs.replace(SNAPSHOT, workers=[worker("a", 0.0)])
+    assert queues.stragglers(alone) == {}, "nobody to compare it with"
+
+
+def test_80_columns_are_enough() -> None:
+    ids = [SampleId(EVAL + 12, "0123456789abcdef", index) for index in range(8)]
+    held = [Holding(id=one, tokens=8192, seconds=4000.0) for one in ids]
+    row = SNAPSHOT.workers[0]
+    worker = msgspec.structs.replace(row, worker="rollout@some-host:1234567", phase="load version 12", holding=held)
+    lines = text(msgspec.structs.replace(SNAPSHOT, workers=[worker]), 80).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    whole = [" ".join(line.split()) for line in lines]
+    assert "rollout@some-host:1234567 8/8 3 0.4s ago load version 12" in whole
+    assert "rollout@some-host:1234567 eval-v12/0123456789abcdef/0 8192 1h06m" in whole
+
+
+def test_the_address_comes_from_the_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(Config.model_validate({"net": {"broker": "ipc:///x"}}).model_dump_json())
+    assert layout_of_folder(tmp_path).broker == "ipc:///x"
+    with pytest.raises(ConfigError, match=r"does not exist: name the run's folder with --run"):
+        layout_of_folder(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "told"),
+    [("ipc://{}/none", 2, "no run is alive at ipc://"), ("tcp://127.0.0.1:9", 1, "no broker answered at tcp://")],
+)
+def test_nobody_there_is_told_within_the_deadline(tmp_path: Path, address: str, status: int, told: str) -> None:
+    command = [sys.executable, "-m", "rhymed", "queues", "--json", "--broker", address.format(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert told in done.stderr
+    assert "--run FOLDER" in done.stderr
+
+
+def test_json_survives() -> None:
+    assert json.loads(msgspec.json.encode(SNAPSHOT))["workers"][0]["holding"][1]["id"]["index"] == 1

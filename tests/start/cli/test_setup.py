@@ -1,0 +1,125 @@
+"""The first words that people type: none, wrong ones, `--json`, and Tab."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rhymed.core.run.checkpoint import save
+from rhymed.start.cli import main
+
+
+def error_of(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_no_words_at_all_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([])
+    assert end.value.code == 0
+    assert "\n    run " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("chek", "check"), ("hist", "history"), ("train", "run"), ("resume", "run --resume"), ("evals", "eval")],
+)
+def test_a_wrong_command_is_answered_with_the_one_that_is_meant(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"; did you mean {meant}? (see rhymed --help)" in error_of(word, capsys=capsys)
+
+
+@pytest.mark.parametrize("words", [("bogus",), ("x",), ("checkpoint", "train")])
+def test_no_guess_is_better_than_a_bad_one(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    error = error_of(*words, capsys=capsys)
+    assert "invalid choice" in error
+    assert "did you mean" not in error
+
+
+def test_checkpoints_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["checkpoint", "list", "--json", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    for step in (1, 2):
+        save(
+            tmp_path / "checkpoints", step, lambda folder: (folder / "weights").write_text("x" * 10) and None, keep=2
+        )
+    good, bad = (tmp_path / "checkpoints" / f"step-00000{step}" for step in (1, 2))
+    (bad / "weights").write_text("y" * 10)
+    assert main(["checkpoint", "list", "--json", str(tmp_path)]) == 1
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["step"], first["folder"], first["damage"]) == (1, str(good), None)
+    assert first["bytes"] >= 10
+    assert "weights" in second["damage"]
+    assert main(["checkpoint", "list", str(tmp_path)]) == 1
+    assert "good\nstep 2" in capsys.readouterr().out
+
+
+def test_a_check_as_json(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": f"1 + {n}", "answer": str(1 + n)} for n in range(2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        f'[model]\npath = "{tiny_model}"\n[data]\npath = "{tmp_path}/rows.jsonl"\n[reward]\nscorer = "exact"\n'
+        "[rollout]\nprompts_per_step = 2\ngroup_size = 2\nmax_prompt_length = 32\nmax_response_length = 8\n"
+    )
+    status = main(["check", str(file), "--no-generate", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert status == 0, report["errors"]
+    assert (report["ready"], report["errors"], report["model"]) == (True, [], str(tiny_model.resolve()))
+    labels = {row["label"] for section in report["sections"] for row in section["rows"]}
+    assert {"prompts", "steps"} <= labels
+    assert main(["check", str(file), "--no-generate", "--json", "-o", "rollout.max_prompt_length=1"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert not report["ready"]
+    assert report["errors"]
+
+
+def complete(script: Path, *words: str) -> list[str]:
+    """What bash offers for the last word."""
+    program = f"""
+source {script}
+COMP_WORDS=({" ".join(f"'{word}'" for word in words)})
+COMP_CWORD={len(words) - 1}
+_shtab_rhymed
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", program], cwd=script.parent, capture_output=True, text=True, timeout=60)
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_commands_options_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "script.bash"
+    script.write_text(capsys.readouterr().out)
+    (tmp_path / "mine.toml").write_text("")
+    assert complete(script, "rhymed", "che") == ["check", "checkpoint"]
+    assert complete(script, "rhymed", "checkpoint", "l") == ["list"]
+    assert "--resume" in complete(script, "rhymed", "run", "--re")
+    assert complete(script, "rhymed", "init", "--task", "gs") == ["gsm8k"]
+    assert complete(script, "rhymed", "check", "mi") == ["mine.toml"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_other_shells_have_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", shell]) == 0
+    assert "checkpoint" in capsys.readouterr().out
+
+
+def test_without_the_package_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "pip install 'rhymed[completion]'" in capsys.readouterr().err
