@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rhymed.core import atomic
 from rhymed.core.atomic import make_folder, open_up, sync
@@ -102,6 +102,8 @@ MANIFEST = "manifest.json"
 NAME = re.compile(r"step-(\d{6,})")
 UNFINISHED = ".writing-"
 READERS = 4  # threads
+
+Result = TypeVar("Result")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -131,7 +133,8 @@ def begin(folder: Path, step: int) -> Path | None:
     """An empty folder for the checkpoint of `step`; None if an intact one is there. Blocking. What an earlier process
     has not finished is removed. Raises `CheckpointError`."""
     target = folder_of(folder, step)
-    with _writing(target):
+
+    def make() -> Path | None:
         make_folder(folder)
         _sweep(folder)
         if target.is_dir() and _is_intact(target):
@@ -139,6 +142,9 @@ def begin(folder: Path, step: int) -> Path | None:
         part = _unfinished(target)
         part.mkdir()
         return part
+
+    with _writing(target):
+        return _again_if_removed(make, target)
 
 
 def _unfinished(target: Path) -> Path:
@@ -157,19 +163,40 @@ def finish(
     """`write` fills the folder that `begin` has made, see `save`; None: there is nothing to write. Blocking. Raises
     `CheckpointError`; after `DiskFull` it may be called again."""
     target = folder_of(folder, step)
+
+    def fill(write: Callable[[], Mapping[str, str] | None]) -> None:
+        part = _unfinished(target)
+        make_folder(folder)
+        part.mkdir(exist_ok=True)  # gone, if this is tried again
+        made = part.stat().st_ino
+        known = write() or {}
+        if part.stat().st_ino != made:  # removed and made again, by a library that makes folders: files are missing
+            raise FileNotFoundError(errno.ENOENT, "it was removed while it was written", str(part))
+        open_up(part)
+        _seal(part, known, run)
+        if target.exists():
+            shutil.rmtree(target)
+        part.rename(target)
+        sync(folder)
+
     with _writing(target):
         if write is not None:
-            part = _unfinished(target)
-            part.mkdir(exist_ok=True)  # gone, if this is tried again
-            known = write() or {}
-            open_up(part)
-            _seal(part, known, run)
-            if target.exists():
-                shutil.rmtree(target)
-            part.rename(target)
-            sync(folder)
+            _again_if_removed(lambda: fill(write), target)
         _prune(folder, step, keep)
     return Checkpoint(step, target)
+
+
+def _again_if_removed(work: Callable[[], Result], target: Path) -> Result:
+    """Repeats work that writes once if somebody removed its files meanwhile: the state is still in memory, and without
+    a checkpoint nothing covers the steps whose log-probs the store has forgotten."""
+    try:
+        return work()
+    except Exception as error:
+        if _number(error) != errno.ENOENT:
+            raise
+        log.warning("files of %s were removed while it was written (%s): it is written again", target, error)
+        shutil.rmtree(_unfinished(target), ignore_errors=True)
+        return work()
 
 
 @contextlib.contextmanager
@@ -253,6 +280,8 @@ def _seal(folder: Path, known: Mapping[str, str], run: str) -> None:
     """Sync every file of the folder, then write and sync the manifest."""
     names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
     files = {**_digests(folder, [name for name in names if name not in known]), **known}
+    if gone := known.keys() - set(names):
+        raise FileNotFoundError(errno.ENOENT, "it was removed while it was written", str(folder / min(gone)))
     for name in names:
         if name not in known:
             sync(folder / name)

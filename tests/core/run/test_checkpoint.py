@@ -108,6 +108,45 @@ def test_no_room_is_an_error_for_the_user(folder: Path) -> None:
         save(folder, 3, full, keep=1)
 
 
+def remakes(made: Path) -> None:
+    """As `save_pretrained` does, which makes the folder if it is not there."""
+    made.mkdir(parents=True, exist_ok=True)
+    (made / "weights").write_text("a" * 1000)
+
+
+@pytest.mark.parametrize("part", ["checkpoints", "checkpoints/.writing-step-000003", "checkpoints/.writing-step-000003/state"])
+@pytest.mark.parametrize("then", [writer("a"), remakes, lambda made: None])
+def test_what_was_removed_while_it_was_written_is_written_again(
+    tmp_path: Path, folder: Path, part: str, then: Callable[[Path], None]
+) -> None:
+    """A run that ended here could not be continued: no checkpoint was left, and the store had forgotten its log-probs."""
+    removed = []
+
+    def write(made: Path) -> dict[str, str]:
+        (made / "state").write_text("a")
+        known = {"state": digest_of(made / "state")}
+        if not removed:
+            removed.append(part)
+            found = tmp_path / part
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+        then(made)
+        return known
+
+    save(folder, 3, write, keep=1)
+    made = folder / "step-000003"
+    assert names(folder) == ["step-000003"]
+    assert not damage(made)
+    assert (made / "state").read_text() == "a"
+
+
+def test_what_is_removed_again_and_again_is_an_error(folder: Path) -> None:
+    def write(made: Path) -> None:
+        shutil.rmtree(made)
+
+    with pytest.raises(CheckpointError, match=r"step-000003.*No such file"):
+        save(folder, 3, write, keep=1)
+
+
 def test_other_things_in_the_folder_are_left_alone(folder: Path) -> None:
     (folder / "notes").mkdir(parents=True)
     save(folder, 1, writer("a"), keep=1)
