@@ -1,8 +1,8 @@
 """`python -m benchmarks grades`: does a run learn in each of the trainer's three grades, whatever the architecture?
 
 For each architecture a tiny model is made and trained on the quickstart's sums until it gives the right answer with
-a probability of `RIGHT`. Then `configs/quickstart.toml` trains it, with another model, learning rate and number of epochs only. A model
-or run that is finished in the folder is not made again.
+a probability of `RIGHT`. Then `configs/quickstart.toml` trains it, with another model, learning rate and number of
+epochs only. A model or run that is finished in the folder is not made again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ GRADES = {"llama": "packed", "gemma2": "rows", "gpt_oss": "rows", "lfm2": "alone
 DEFAULT = "llama", "gemma2", "lfm2"
 """One of each grade."""
 SIZE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
-OTHER = {
-    "gemma2": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},  # as published: 3 allows no certainty
+OTHER: dict[str, dict[str, Any]] = {
+    "gemma2": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},  # published: 3 allows no certainty
     "lfm2": {"conv_dim": 128, "block_dim": 128},
     "falcon_h1": {"mamba_d_ssm": 256, "mamba_n_heads": 8},
 }
@@ -64,7 +64,8 @@ def _learned(name: str, out: Path, *, quick: bool) -> dict[str, Any]:
     if not model.is_dir():
         row["updates"] = make(name, model)
     started = time.monotonic()
-    settings = [f"model.path={model}", f"trainer.lr={LR}", f"trainer.epochs={EPOCHS}", "run.report=false", "net.http="]
+    settings = [f"model.path={model}", f"trainer.lr={LR}", f"trainer.epochs={EPOCHS}"]
+    settings += ["run.report=false", "net.http="]
     train(folder, CONFIG, [*settings, *(["trainer.steps=2"] if quick else [])])
     metrics = read_metrics(layout_of_folder(folder))
     sums = totals(metrics, time.monotonic() - started)

@@ -31,6 +31,7 @@ from rhymed.core.run.metrics import MetricsLog
 from rhymed.core.run.timeline import FAILED
 from rhymed.core.service.logfile import cause
 from rhymed.core.service.service import Service
+from rhymed.core.steps import evaluated_version
 from rhymed.core.text import counted, evaluation_lines, step_line
 from rhymed.core.wire.sockets import DONE, Server
 from rhymed_broker.ledger.actions import Action, Evaluated, FinishRun, Mark, Recall
@@ -338,7 +339,7 @@ class BrokerService(Service):
         self._admission.member(peer, checkpointed.worker)
         self._delivery.check_trainer(peer, checkpointed)
         step = checkpointed.step
-        kept = min([step, *(one.step - messages.EVAL for one in self.ledger.samples.evaluations())])
+        kept = min([step, *(evaluated_version(one.step) for one in self.ledger.samples.evaluations())])
         self._shutdown.checkpointed(max(step, checkpointed.newest))
         await self._schedule()  # so that marks of these steps are written before their log-probs are forgotten
         self._outbox.put("forget log-probs", lambda: self.store.forget_logprobs(kept))

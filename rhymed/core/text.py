@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rhymed.core.steps import EVAL
+from rhymed.core.steps import evaluated_version, is_evaluation
 
 if TYPE_CHECKING:
     from rhymed.core.messages import Call
@@ -171,13 +171,13 @@ def _toml_escape(code: int) -> str:
 
 def step_name(step: int) -> str:
     """An open step for people, who count from 1; ids and files count from 0."""
-    return f"eval v{step - EVAL}" if step >= EVAL else f"step {step + 1}"
+    return f"eval v{evaluated_version(step)}" if is_evaluation(step) else f"step {step + 1}"
 
 
 def step_phrase(step: int) -> str:
     """The step in a sample's id, within a sentence."""
-    if step >= EVAL:
-        return f"the evaluation of version {step - EVAL}"
+    if is_evaluation(step):
+        return f"the evaluation of version {evaluated_version(step)}"
     return step_name(step) if step >= 0 else "an earlier run"
 
 
@@ -198,7 +198,7 @@ def readable(text: str) -> str:
 
 def _evaluation(found: re.Match[str]) -> str:
     step = int(found[1])
-    return f"eval-v{step - EVAL}" if step >= EVAL else found[1]
+    return f"eval-v{evaluated_version(step)}" if is_evaluation(step) else found[1]
 
 
 def trained_line(metrics: Mapping[str, float]) -> str:

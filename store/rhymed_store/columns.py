@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.core.messages import EVAL
+from rhymed.core.steps import evaluated_version, is_evaluation, is_training
 from rhymed.core.text import epoch_name
 from rhymed_store.codec.records import REWARD_BIT, STATE_SHIFT, STATES, STEP_BIAS, intact
 from rhymed_store.database.tables import Tables
@@ -111,18 +111,18 @@ ROUNDS = -(1 << 30)
 def epochs_of(steps: Iterable[int]) -> dict[int, int]:
     """Step -> epoch, of one prompt, ascending."""
     distinct = sorted(set(steps))
-    trained = [step for step in distinct if 0 <= step < EVAL]
+    trained = [step for step in distinct if is_training(step)]
     numbers = {step: number for number, step in enumerate(trained)}
     return {step: numbers.get(step, step) for step in distinct}
 
 
 def is_trained(epoch: int) -> bool:
-    return 0 <= epoch < EVAL
+    return is_training(epoch)
 
 
 def title(epoch: int) -> str:
-    if epoch >= EVAL:
-        return f"eval v{epoch - EVAL}"
+    if is_evaluation(epoch):
+        return f"eval v{evaluated_version(epoch)}"
     if epoch < ROUNDS // 2:
         return f"round {epoch - ROUNDS + 1}"
     return epoch_name(epoch) if epoch >= 0 else f"imported {epoch}"

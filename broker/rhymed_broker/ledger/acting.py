@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rhymed.core.messages import EVAL, SampleId
+from rhymed.core.steps import is_evaluation
 from rhymed_broker.ledger.actions import Act, Close
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.workers import Worker, Workers
@@ -164,4 +165,4 @@ class Acting:
 
 def _rank(step: int) -> int:
     """Evaluations come before the steps: the weights of those that follow may wait for them."""
-    return step - 2 * EVAL if step >= EVAL else step
+    return step - 2 * EVAL if is_evaluation(step) else step

@@ -20,8 +20,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from rhymed.core.messages import EVAL, LengthRow, SampleId
-from rhymed.core.steps import window
+from rhymed.core.messages import LengthRow, SampleId
+from rhymed.core.steps import is_evaluation, window
 from rhymed_broker import scheduler
 from rhymed_broker.forecast import Lengths
 from rhymed_broker.ledger.actions import Assign, Recall, Release, ScoreSamples
@@ -54,7 +54,7 @@ class Dispatch:
     @sliced
     def opened(self, open_step: OpenStep) -> Slices[list[Recall]]:
         """Ranks a step's groups; asks for the history of new prompts."""
-        if open_step.step >= EVAL:
+        if is_evaluation(open_step.step):
             return []
         prompts = list(open_step.places)
         yield from slices_of(self.forecast.open, open_step.step, prompts)
@@ -71,7 +71,7 @@ class Dispatch:
             if row.lengths:
                 self._known.add(prompt)
         for step, open_step in self._samples.open_steps.items():
-            if step < EVAL:
+            if not is_evaluation(step):
                 yield from self._rank_from_history(open_step)
 
     @sliced
@@ -85,9 +85,7 @@ class Dispatch:
 
         With too many groups this would cost too much every second: then history alone decides.
         """
-        open_steps = [
-            step for step in self._samples.open_steps.values() if step.step < EVAL and not step.all_generated
-        ]
+        open_steps = [step for step in self._samples.training_steps() if not step.all_generated]
         if sum(open_step.groups for open_step in open_steps) > MOST_RANKED:
             return
         steps = {open_step.step for open_step in open_steps}
@@ -169,7 +167,7 @@ class Dispatch:
         that were scored before. A group may be larger than a worker's slots."""
         placed: list[scheduler.Assignment] = []
         loads = {worker.name: load(worker) for worker in workers}
-        for step in sorted(self._samples.open_steps.values(), key=lambda one: one.step < EVAL):
+        for step in (*self._samples.evaluations(), *self._samples.training_steps()):
             for prompt in step.written:
                 able = [worker for worker in workers if loads[worker.name] < worker.slots]
                 if not able:
@@ -191,7 +189,7 @@ class Dispatch:
         workers = sorted(self._workers.of_role("rollout"), key=lambda worker: worker.name)
         workers = [worker for worker in workers if not worker.drained]
         for step, open_step in self._samples.open_steps.items():
-            if step < EVAL and open_step.dealt_to != self._workers.lineup:
+            if not is_evaluation(step) and open_step.dealt_to != self._workers.lineup:
                 expect = open_step.forecast.__getitem__
                 open_step.deal = deal(self.policy.rank(step, list(open_step.forecast), expect), workers, expect)
                 open_step.dealt_to = self._workers.lineup
@@ -280,7 +278,7 @@ class Dispatch:
     @sliced
     def move(self, version: int, now: float) -> Slices[list[Release]]:
         """Requests to release samples of the oldest step that is not generated, so that others continue them."""
-        open_steps = [step for step in self._samples.open_steps.values() if step.step < EVAL]
+        open_steps = self._samples.training_steps()
         open_step = next((step for step in open_steps if not step.all_generated), None)
         if open_step is None:
             self._limits, self._end_s = {}, 0.0

@@ -1,8 +1,8 @@
 """Evaluation on held-out prompts: when it is due, which samples it takes, its metrics. Pure, part of the ledger.
 
-The evaluation of policy version v is an open step with the number `EVAL + v`. Its samples are sampled from version v
-alone, scored like all others, and never trained. Samples that no worker can generate any more are dropped, so an
-evaluation always ends.
+The evaluation of policy version v is an open step with the number `evaluation_step(v)`. Its samples are sampled from
+version v alone, scored like all others, and never trained. Samples that no worker can generate any more are dropped,
+so an evaluation always ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rhymed.core.config import Eval, Reward
-from rhymed.core.messages import EVAL, SampleId, Score
+from rhymed.core.messages import SampleId, Score
+from rhymed.core.steps import evaluated_version, evaluation_step
 from rhymed_broker.ledger.actions import Evaluated
 from rhymed_broker.ledger.retries import Retries
 from rhymed_broker.ledger.samples import Samples
@@ -41,7 +42,8 @@ class Evaluation:
     def ids(self, version: int) -> list[SampleId]:
         """Prompt after prompt; a prompt of several datasets is sampled once."""
         prompts = dict.fromkeys(prompt for dataset in self.datasets.values() for prompt in dataset)
-        return [SampleId(EVAL + version, prompt, index) for prompt in prompts for index in range(self.samples)]
+        step = evaluation_step(version)
+        return [SampleId(step, prompt, index) for prompt in prompts for index in range(self.samples)]
 
     def points(self, score: Score) -> float | None:
         return score.points(self.scorer)
@@ -113,7 +115,8 @@ class Evaluations:
 
     def generated_before(self, version: int) -> bool:
         """Is one of an older version than this generated? Then workers that kept its weights may load newer ones."""
-        return any(step.all_generated and step.step - EVAL < version for step in self._samples.evaluations())
+        evaluations = self._samples.evaluations()
+        return any(one.all_generated and evaluated_version(one.step) < version for one in evaluations)
 
     def close_complete(self, now: float) -> list[Evaluated]:
         evaluated: list[Evaluated] = []
@@ -122,14 +125,14 @@ class Evaluations:
                 metrics = self.schedule.metrics(open_step.samples.values())
                 row = {**metrics, "timing_s/val": now - open_step.meter.opened_at}
                 self._samples.forget(open_step.step)
-                evaluated.append(Evaluated(open_step.step - EVAL, row))
+                evaluated.append(Evaluated(evaluated_version(open_step.step), row))
         return evaluated
 
     def drop_unreachable(self, version: int, now: float) -> None:
         """Drop samples of a version that is older than the run's, and that no worker has any more."""
         present = {worker.version for worker in self._workers.of_role("rollout")}
         for open_step in self._samples.evaluations():
-            evaluated = open_step.step - EVAL
+            evaluated = evaluated_version(open_step.step)
             if evaluated < version and evaluated not in present:
                 for sample in [sample for group in open_step.unassigned["waiting"].values() for sample in group]:
                     self._retries.drop(sample, f"no worker has version {evaluated} any more", now)

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rhymed.core.messages import EVAL, Join, SampleId
+from rhymed.core.messages import Join, SampleId
+from rhymed.core.steps import evaluation_step
 from rhymed_broker.ledger.actions import Begin, Load, Sleep, Train
 from rhymed_broker.ledger.meter import rollout_slices, step_side
 from rhymed_broker.ledger.samples import Samples
@@ -119,7 +120,7 @@ class Handover:
 
     def _complete(self, version: int) -> OpenStep | None:
         """The step that this version trains next, if nothing is left to generate for it or with this version."""
-        open_step, evaluation = (self._samples.open_steps.get(step) for step in (version, EVAL + version))
+        open_step, evaluation = (self._samples.open_steps.get(step) for step in (version, evaluation_step(version)))
         if self._colocate and evaluation is not None and not evaluation.all_generated:
             return None
         return open_step if open_step is not None and open_step.drawn is not None else None
@@ -169,7 +170,7 @@ class Handover:
         for worker in workers:
             if worker.role != "rollout" or self._workers.trainer is None:
                 continue
-            evaluation = self._samples.open_steps.get(EVAL + worker.version)
+            evaluation = self._samples.open_steps.get(evaluation_step(worker.version))
             if evaluation is not None and not evaluation.all_generated:
                 continue  # it needs the weights that the worker has
             engine = worker.engine

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rhymed.core.messages import EVAL, Call, Drafting, Holding, Role, SampleId, SampleInfo, Score
+from rhymed.core.messages import Call, Drafting, Holding, Role, SampleId, SampleInfo, Score
+from rhymed.core.steps import is_evaluation
 from rhymed_broker.ledger.actions import Cancel
 from rhymed_broker.ledger.dispatch import Dispatch
 from rhymed_broker.ledger.retries import Retries
@@ -162,7 +163,7 @@ class Holdings:
             self._samples.counts["tokens"] += info.length
         self._survived(info)
         self._samples.move(sample, "generated", now, name)
-        if info.id.step < EVAL and info.learned:
+        if not is_evaluation(info.id.step) and info.learned:
             turns = [count for count in info.turns[::2] if count]
             self._dispatch.forecast.finished(info.id.step, info.id.prompt, info.learned, turns)
         self._samples.refuse_stale(sample, now, max(versions, default=None))
@@ -185,7 +186,7 @@ class Holdings:
             if score.reward is None:
                 self._samples.drop(sample, f"not scored: {score.error}", now)
             else:
-                points = tested if score.id.step >= EVAL else trained
+                points = tested if is_evaluation(score.id.step) else trained
                 sample.reward, sample.points = score.reward, points(score)
                 self._samples.move(sample, "scored", now, name)
             steps.add(score.id.step)

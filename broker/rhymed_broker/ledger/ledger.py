@@ -14,8 +14,8 @@ each turn and after the last. `states.py` has the table of all transitions; `sam
 `InvalidTransition` for any other.
 
 Version v of the policy means that v steps are trained. Step k is open from version k - max_staleness - run_ahead
-until it is trained. The evaluation of version v is an open step with the number EVAL + v. After a restart, `start`
-opens the steps again from the store's journal, and workers that join claim what they still hold.
+until it is trained. The evaluation of version v is an open step with the number evaluation_step(v). After a restart,
+`start` opens the steps again from the store's journal, and workers that join claim what they still hold.
 
     samples     states and queues of all samples; `step`: one open step; `meter`: its numbers
     workers     who is here, their free slots, what each holds
@@ -54,7 +54,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rhymed.core.errors import SteeringError
-from rhymed.core.messages import EVAL, Drawn, Heartbeat, Join, JournalEntry, SampleId, Score
+from rhymed.core.messages import Drawn, Heartbeat, Join, JournalEntry, SampleId, Score
+from rhymed.core.steps import evaluation_step, is_evaluation
 from rhymed_broker import scheduler
 from rhymed_broker.forecast import Forecast, Lengths
 from rhymed_broker.ledger.acting import Acting
@@ -170,7 +171,7 @@ class Ledger:
         assert self._plan is not None, "start comes first"
         schedule = self.evaluations.schedule
         if schedule is not None and schedule.due(self.version):
-            yield from self._open(EVAL + self.version, schedule.ids(self.version), now)
+            yield from self._open(evaluation_step(self.version), schedule.ids(self.version), now)
         for step in range(self.version, min(self.version + self.rules.reach + 1, self.steps)):
             if step not in self.samples.open_steps:
                 yield from self._open(step, self.refill.first(step), now)
@@ -366,7 +367,7 @@ class Control:
 
     def _may_move(self, step: int, worker: Worker) -> bool:
         """An evaluation is sampled from one version alone: it stays on the last worker that has it."""
-        if step < EVAL:
+        if not is_evaluation(step):
             return True
         others = self._workers.of_role("rollout")
         return any(not other.drained and other.version == worker.version for other in others)

@@ -25,7 +25,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from rhymed.core.config import Trainer
-from rhymed.core.messages import EVAL, NO_SIGNAL, NOT_PLANNED, Cursor, Drawn, JournalEntry, SampleId, Score
+from rhymed.core.messages import NO_SIGNAL, NOT_PLANNED, Cursor, Drawn, JournalEntry, SampleId, Score
+from rhymed.core.steps import is_evaluation
 from rhymed_broker.ledger.actions import Recall
 from rhymed_broker.ledger.dispatch import Dispatch
 from rhymed_broker.ledger.samples import Samples
@@ -78,7 +79,7 @@ class Refill:
         """Replaces what has no signal, and seals steps whose groups are complete."""
         recalls: list[Recall] = []
         for step, open_step in self._samples.open_steps.items():
-            if step >= EVAL or open_step.drawn is not None:
+            if is_evaluation(step) or open_step.drawn is not None:
                 continue
             recalls += yield from self._replace(open_step, now)
             if not open_step.complete:

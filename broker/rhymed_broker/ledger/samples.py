@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from rhymed.core.messages import EVAL, NO_SIGNAL, NOT_PLANNED, JournalEntry, SampleId
-from rhymed.core.steps import window
+from rhymed.core.messages import NO_SIGNAL, NOT_PLANNED, JournalEntry, SampleId
+from rhymed.core.steps import is_evaluation, window
 from rhymed_broker.ledger.actions import Mark
 from rhymed_broker.ledger.meter import StepMeter
 from rhymed_broker.ledger.step import OpenStep
@@ -99,7 +99,7 @@ class Samples:
             filtered = entry.reason.startswith(NO_SIGNAL)
             self.move(sample, "found_filtered" if filtered else "found_dropped", now, entry.reason)
             return
-        scored = entry.reward is not None and sample.id.step < EVAL and not self.scored_again
+        scored = entry.reward is not None and not is_evaluation(sample.id.step) and not self.scored_again
         self.move(sample, "found_scored" if scored else "found_generated", now)
         self.refuse_stale(sample, now, sample.oldest)
 
@@ -181,14 +181,14 @@ class Samples:
                 open_step.work if state == "waiting" else 0.0,
                 self.survival,
             )
-            for step, open_step in sorted(self.open_steps.items(), key=lambda item: item[0] < EVAL)
+            for step, open_step in sorted(self.open_steps.items(), key=lambda item: not is_evaluation(item[0]))
             if open_step.counts[state]
         ]
 
     def earliest(self, step: int) -> int:
         """The oldest version with which a worker may begin the step's samples."""
         oldest, _ = window(step, self.rules.max_staleness)
-        return oldest if step >= EVAL else max(0, oldest - self.rules.run_ahead)
+        return oldest if is_evaluation(step) else max(0, oldest - self.rules.run_ahead)
 
     @sliced
     def finish(self, step: int, now: float) -> Slices[list[SampleId]]:
@@ -222,7 +222,10 @@ class Samples:
         self._past["dropped"] += open_step.counts["dropped"]
 
     def evaluations(self) -> list[OpenStep]:
-        return [open_step for step, open_step in self.open_steps.items() if step >= EVAL]
+        return [open_step for step, open_step in self.open_steps.items() if is_evaluation(step)]
+
+    def training_steps(self) -> list[OpenStep]:
+        return [open_step for step, open_step in self.open_steps.items() if not is_evaluation(step)]
 
     def depths(self) -> dict[State, int]:
         """State -> samples; trained, filtered and dropped ones since the broker started."""

@@ -16,10 +16,11 @@ from typing import NoReturn
 
 from rhymed.core.config import Config
 from rhymed.core.errors import CheckpointLost, FilesLost, RhymedError
-from rhymed.core.messages import EVAL, Drawn, Journal, JournalEntry, LengthRow
+from rhymed.core.messages import Drawn, Journal, JournalEntry, LengthRow
 from rhymed.core.run.folder import identity
 from rhymed.core.run.layout import RunLayout, ids_of
 from rhymed.core.service.retry import retry_store
+from rhymed.core.steps import is_evaluation
 from rhymed.core.text import quoted
 from rhymed.inputs.rows import Row
 from rhymed_broker.ledger.ledger import Evaluation, Ledger, evaluation_of
@@ -161,7 +162,8 @@ class Recovery:
 
 def _end(journal: Journal) -> int:
     """The step after the newest one that the store knows of."""
-    return max([journal.forgotten, *(entry.id.step + 1 for entry in journal.entries if entry.id.step < EVAL)])
+    steps = (entry.id.step for entry in journal.entries)
+    return max([journal.forgotten, *(step + 1 for step in steps if not is_evaluation(step))])
 
 
 def _behind(position: int, forgotten: int, places: RunLayout) -> CheckpointLost:

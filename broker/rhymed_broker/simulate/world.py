@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rhymed.core.messages import EVAL, NO_SIGNAL, Heartbeat, Holding, Join, LengthRow, SampleId, SampleInfo, Score
-from rhymed.core.steps import window
+from rhymed.core.messages import NO_SIGNAL, Heartbeat, Holding, Join, LengthRow, SampleId, SampleInfo, Score
+from rhymed.core.steps import is_evaluation, window
 from rhymed_broker.forecast import Forecast, Lengths
 from rhymed_broker.ledger import actions
 from rhymed_broker.ledger.actions import Begin, Train
@@ -224,7 +224,7 @@ class World:
         engine.advance(self.now)
         for id in ids:
             version, brought = self._partials.pop(id, (0, 0)) if id in begun else (0, 0)
-            if id.step < EVAL:
+            if not is_evaluation(id.step):
                 self._assigned.add(id)
             self._enter(name, id, brought, version)
         if self._all_assigned():

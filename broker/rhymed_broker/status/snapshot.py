@@ -16,9 +16,10 @@ from typing import get_args
 
 from rhymed.core import messages
 from rhymed.core.errors import FilesLost, RhymedError
-from rhymed.core.messages import EVAL, GetQueues, Queues, Role
+from rhymed.core.messages import GetQueues, Queues, Role
 from rhymed.core.service.retry import WAITS
 from rhymed.core.service.service import LagMeter
+from rhymed.core.steps import evaluated_version
 from rhymed.core.text import counted, readable, step_name
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.retries import TAKEN
@@ -198,7 +199,7 @@ def _operated(ledger: Ledger, now: float) -> Iterator[str]:
         if workers and all(worker.drained for worker in workers) and ledger.samples.queues[state]:
             yield f"every {role} worker is drained; `rhymed steer undrain WORKER` gives one work again"
     for open_step in ledger.samples.evaluations():
-        version = open_step.step - EVAL
+        version = evaluated_version(open_step.step)
         able = [worker for worker in ledger.workers.of_role("rollout") if worker.version == version]
         if open_step.counts["waiting"] and able and all(worker.drained for worker in able):
             yield f"the evaluation of version {version} waits for {able[0].name}, which is drained"

@@ -187,8 +187,8 @@ def finish(
 
 
 def _again_if_removed(work: Callable[[], Result], target: Path) -> Result:
-    """Repeats work that writes once if somebody removed its files meanwhile: the state is still in memory, and without
-    a checkpoint nothing covers the steps whose log-probs the store has forgotten."""
+    """Repeats work that writes, once, if somebody removed its files meanwhile: the state is still in memory, and
+    without a checkpoint nothing covers the steps whose log-probs the store has forgotten."""
     try:
         return work()
     except Exception as error:

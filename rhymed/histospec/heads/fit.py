@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from rhymed.core.errors import ConfigError
-from rhymed.core.messages import EVAL
+from rhymed.core.steps import is_training
 from rhymed.histospec.heads.model import Head
 from rhymed.inputs.models import read_config
 from rhymed_store.browse import Browse
@@ -148,7 +148,7 @@ def newest(browse: Browse, most: int) -> list[Text]:
         (response.info.id.step, response.info.id.index, prompt, response)
         for prompt in browse.ids()
         for response in browse.responses(prompt)
-        if 0 <= response.info.id.step < EVAL and len(response.tokens) and len(response.prompt_tokens)
+        if is_training(response.info.id.step) and len(response.tokens) and len(response.prompt_tokens)
     )
     rows = heapq.nsmallest(most, found, key=lambda row: (-row[0], row[1], row[2]))  # not all in memory
     return [_text(response.prompt_tokens, response.tokens, step) for step, _, _, response in rows]

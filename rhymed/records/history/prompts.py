@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rhymed.core.messages import EVAL
 from rhymed.core.printable import visible
+from rhymed.core.steps import is_evaluation
 from rhymed.core.style import plain_table
 from rhymed.core.text import counted, number
 from rhymed.inputs.rows import prompt_text
@@ -222,7 +223,7 @@ def _listed(browse: Browse, prompt: str) -> dict[str, Any]:
     rewards = [reward for sample, record in found if (reward := record.info(sample).reward) is not None]
     return {
         "prompt": prompt,
-        "held_out": not trained and any(epoch >= EVAL for epoch in epochs),
+        "held_out": not trained and any(is_evaluation(epoch) for epoch in epochs),
         "epochs": trained,
         "samples": len(found),
         "length_mean": fmean(record.length for _, record in found),

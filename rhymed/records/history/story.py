@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from rhymed.core.errors import ConfigError, DataError, RhymedError
-from rhymed.core.messages import EVAL, SampleId, Session
+from rhymed.core.messages import SampleId, Session
+from rhymed.core.steps import evaluated_version, evaluation_step, is_evaluation
 from rhymed.core.text import call_text, counted, parts_text, readable, step_phrase
 from rhymed.inputs.rows import prompt_text
 from rhymed.records.history.folder import RunFolder, open_folder
@@ -40,7 +41,7 @@ HINT = (
 def find(folder: Path, wanted: str, log_folders: Sequence[Path], *, future: bool = False) -> str:
     """The complete id. Raises `ConfigError` or `DataError` where no sample matches, or more than one does.
     `log_folders`: folders of logs. `future`: a complete id may also be that of a future sample."""
-    wanted = EVALUATION.sub(lambda version: str(EVAL + int(version[1])), wanted)
+    wanted = EVALUATION.sub(lambda version: str(evaluation_step(int(version[1]))), wanted)
     wanted_id = GIVEN.fullmatch(wanted)
     if wanted_id is None or (wanted_id[1] is None and len(wanted_id[2]) < SHORTEST):
         raise ConfigError(f"--sample {wanted!r} is not a sample's id\n{HINT}")
@@ -191,7 +192,7 @@ def around(folder: Path, sample: str, first: str, last: str, workers: set[str]) 
     from rhymed.core.run.timeline import read
 
     step = parsed(sample).step
-    its = ("evaluated", step - EVAL) if step >= EVAL else ("trained", step)
+    its = ("evaluated", evaluated_version(step)) if is_evaluation(step) else ("trained", step)
     found = []
     for event in read(folder).events:
         when = stamp(datetime.datetime.fromtimestamp(event.t, datetime.UTC))
@@ -199,7 +200,8 @@ def around(folder: Path, sample: str, first: str, last: str, workers: set[str]) 
             event.worker in workers and event.event in ("left", "lost", "rests", "joined") and first <= when <= last
         )
         if mine:
-            of = "" if event.step is None else f"version {event.step}" if step >= EVAL else f"step {event.step + 1}"
+            number = event.step
+            of = "" if number is None else f"version {number}" if is_evaluation(step) else f"step {number + 1}"
             text = " ".join(part for part in (event.worker, event.event, of, event.text) if part)
             found.append(Entry(t=when, process="timeline", text=text, event=event.event))
     return found

@@ -14,8 +14,9 @@ from typing import Literal
 
 from prometheus_client import Metric, generate_latest
 
-from rhymed.core.messages import EVAL, GpuUsage, Queues, StepRow, Usage, WorkerRow
+from rhymed.core.messages import GpuUsage, Queues, StepRow, Usage, WorkerRow
 from rhymed.core.service.stopwatch import seconds_of
+from rhymed.core.steps import is_evaluation
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -148,7 +149,7 @@ def _samples(families: _Families, queues: Queues) -> None:
 
 
 def _steps(families: _Families, queues: Queues) -> None:
-    rows = [row for row in queues.open_steps if row.step < EVAL][-MAX_STEPS:]
+    rows = [row for row in queues.open_steps if not is_evaluation(row.step)][-MAX_STEPS:]
     gauges: tuple[tuple[str, str, Callable[[StepRow], float]], ...] = (
         ("open_step_groups", "Groups of an open step.", lambda row: row.groups),
         (

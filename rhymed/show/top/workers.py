@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rhymed.core.messages import EVAL, Holding, Queues, WorkerRow
+from rhymed.core.messages import Holding, Queues, WorkerRow
 from rhymed.core.printable import line as line_of
 from rhymed.core.run.stragglers import RATE, SILENT_S, stragglers
+from rhymed.core.steps import is_evaluation
 from rhymed.core.style import ROLES
 from rhymed.core.text import age, size_of, step_name
 from rhymed.show.top.state import History, utilization
@@ -204,7 +205,7 @@ def _length_bar(held: HeldSample) -> Cell:
 
 def _step(held: HeldSample) -> Cell:
     step = held.item.id.step
-    return step_name(step).removeprefix("step "), "bold" if step >= EVAL else ""
+    return step_name(step).removeprefix("step "), "bold" if is_evaluation(step) else ""
 
 
 SAMPLE_COLUMNS: tuple[Column[HeldSample], ...] = (

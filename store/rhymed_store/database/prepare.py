@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from rhymed.core.errors import MalformedMessage
-from rhymed.core.messages import EVAL, PutPartials, PutSamples, PutScores, SampleInfo
+from rhymed.core.messages import PutPartials, PutSamples, PutScores, SampleInfo
+from rhymed.core.steps import is_training
 from rhymed_store.codec import masks, records
 from rhymed_store.database import partials
 
@@ -61,7 +62,7 @@ def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[Ne
     ):
         name = records.context_key(info.id.prompt, context)
         key = records.sample_key(info.id)
-        kept = records.pack_logprobs(logprobs, floors=has) if 0 <= info.id.step < EVAL else b""
+        kept = records.pack_logprobs(logprobs, floors=has) if is_training(info.id.step) else b""
         rows.append(NewRow(key, info, frame, width, kept, name, context, mask))
     return rows
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from rhymed.core import messages
 from rhymed.core.errors import MalformedMessage, StoreDamaged, UnknownSample
+from rhymed.core.steps import is_training
 from rhymed_store.codec import frames, lossweights, records, scoreparts
 from rhymed_store.codec.lossweights import LossWeights
 from rhymed_store.codec.records import Record, Tokens
@@ -172,7 +173,7 @@ class Reads:
         """What the store has of the sample until its step is in a checkpoint: log-probs and loss weights."""
         value = txn.get(records.journal_key(sample), db=self._tables["logprobs"])
         if value is None:
-            if not 0 <= sample.step < messages.EVAL:
+            if not is_training(sample.step):
                 kind = "imported history" if sample.step < 0 else "an evaluation"
                 raise UnknownSample(f"sample {sample} is {kind}: there are no log-probs of it")
             forgotten = self._database.number(txn, "forgotten", sample.step)

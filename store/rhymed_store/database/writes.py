@@ -16,7 +16,8 @@ import numpy as np
 
 from rhymed.core import messages
 from rhymed.core.errors import MalformedMessage, RunMismatch, UnknownSample
-from rhymed.core.messages import EVAL, PutTokenStats
+from rhymed.core.messages import PutTokenStats
+from rhymed.core.steps import evaluated_version, is_evaluation, is_training
 from rhymed_store.codec import frames, lossweights, records, scoreparts, tokenstats
 from rhymed_store.database import partials
 from rhymed_store.database.prepare import HEADER_BYTES, NewRow, check_partials, check_row, cut, cut_weights
@@ -283,7 +284,7 @@ class Writes:
 
 def is_live(step: int, live_from: int) -> bool:
     """Whether the journal covers this step, where `live_from` is the first that no checkpoint covers."""
-    return step >= live_from and (step < messages.EVAL or step - messages.EVAL >= live_from)
+    return step >= live_from and (not is_evaluation(step) or evaluated_version(step) >= live_from)
 
 
 def _content(info: messages.SampleInfo) -> tuple[Any, ...]:
@@ -316,7 +317,7 @@ def ready(message: PutTokenStats, frame: Any, level: int) -> list[Entry]:
         raise MalformedMessage(f"PutTokenStats: {len(frame)} bytes, {sum(message.lengths)} tokens announced")
     entries, start, view = [], 0, memoryview(frame)
     for sample, length in zip(message.samples, message.lengths, strict=True):
-        if not 0 <= sample.step < EVAL:
+        if not is_training(sample.step):
             raise MalformedMessage(f"PutTokenStats: sample {sample} is never trained")
         end = start + tokenstats.TOKEN_BYTES * length
         value = tokenstats.pack(records.journal_key(sample), message.version, view[start:end], level)

@@ -21,6 +21,7 @@ import numpy as np
 
 from rhymed.core.errors import MalformedMessage, StoreDamaged
 from rhymed.core.messages import EVAL
+from rhymed.core.steps import is_evaluation, is_training
 from rhymed_store.codec import frames, lossweights, masks, records, scoreparts, tokenstats, turns
 from rhymed_store.codec.records import Record
 from rhymed_store.database import partials
@@ -226,7 +227,7 @@ class Audit:
         if "forgotten" in numbers or not self._inspection.is_damaged("meta"):
             return numbers.get("forgotten", 0)
         steps = [int.from_bytes(key[:4], "big") - records.STEP_BIAS for key in (*self._logprobs, *self._lines)]
-        return min((step for step in steps if 0 <= step < EVAL), default=EVAL - 1)
+        return min((step for step in steps if is_training(step)), default=EVAL - 1)
 
     def _pieces(self) -> None:
         pieces = (piece for piece in self._inspection.sizes("tokens") if len(piece[0]) == KEY_BYTES)
@@ -298,7 +299,7 @@ class Audit:
         if self._contexts.get(key[:8] + record.prompt_check.to_bytes(4, "big")) != record.prompt_length:
             raise StoreDamaged("the tokens of its prompt are damaged or missing")
         step, journal = records.step_of(key), records.journal_of(key)
-        if record.state == "dropped" or step >= EVAL or not is_live(step, self._live_from):
+        if record.state == "dropped" or is_evaluation(step) or not is_live(step, self._live_from):
             return
         if self._logprobs.get(journal, (0, -1))[1] != record.length:
             raise StoreDamaged("its log-probs are damaged or missing")

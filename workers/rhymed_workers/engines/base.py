@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.core.config import Eval, Rollout
-from rhymed.core.messages import EVAL, Drafting, FinishReason, SampleId
+from rhymed.core.messages import Drafting, FinishReason, SampleId
+from rhymed.core.steps import is_evaluation
 from rhymed.inputs.rows import Row
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def turn_seed(seed: int, prompt: Sequence[int], prefix: Sequence[int], repeats: 
 
 def sampling_for(rollout: Rollout, evaluation: Eval, run_seed: int, id: SampleId) -> Sampling:
     seed = seed_of(run_seed, id)
-    if id.step >= EVAL:
+    if is_evaluation(id.step):
         return Sampling(
             temperature=evaluation.temperature,
             top_p=evaluation.top_p,

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.core.errors import DataError, EngineError
-from rhymed.core.messages import EVAL, SampleId
+from rhymed.core.messages import SampleId
+from rhymed.core.steps import is_evaluation
 from rhymed.core.tasks import watched
 from rhymed.histospec.settings import KEY
 from rhymed.histospec.versions import RELEASES, Release, newer, release_of, unknown
@@ -258,7 +259,7 @@ def sampling_params(task: Task, sampler: str, drafts: str, stop_tokens: list[int
     }
     if keyed and sampling.min_p:
         extra["min_p"] = sampling.min_p  # vLLM refuses its own min_p together with drafts
-    if keyed and sampling.cuts and task.id.step < EVAL:
+    if keyed and sampling.cuts and not is_evaluation(task.id.step):
         extra["floor"] = True
     if task.prefix is not None:
         extra["prefix"] = len(task.prefix)

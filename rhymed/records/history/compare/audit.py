@@ -17,9 +17,9 @@ from typing import Any
 
 from rhymed.core.config import Config, Schedule
 from rhymed.core.errors import ConfigError, RhymedError, StoreDamaged
-from rhymed.core.messages import EVAL, NO_SIGNAL, NOT_PLANNED, Drawn, SampleId
+from rhymed.core.messages import NO_SIGNAL, NOT_PLANNED, Drawn, SampleId
 from rhymed.core.run import checkpoint
-from rhymed.core.steps import window
+from rhymed.core.steps import is_training, window
 from rhymed.core.text import counted, step_name
 from rhymed.records.history.folder import RunFolder
 from rhymed_broker.plan import Plan, mixture_of, sampler_of
@@ -149,9 +149,9 @@ class _Check:
     def _prompt(self, prompt: str) -> None:
         """Every stored sample must be planned; of a step in the checkpoint every planned sample must be stored."""
         browse = self._folder.browse
-        drops = {id: reason for id, reason in browse.drops(prompt).items() if 0 <= id.step < EVAL}
+        drops = {id: reason for id, reason in browse.drops(prompt).items() if is_training(id.step)}
         responses = browse.responses(prompt)
-        written = {response.info.id: response for response in responses if 0 <= response.info.id.step < EVAL}
+        written = {response.info.id: response for response in responses if is_training(response.info.id.step)}
         group, planned = range(self._plan.group_size), sorted(self._steps.get(prompt, ()))
         for id in sorted({*drops, *written}):
             if drops.get(id) == NOT_PLANNED:

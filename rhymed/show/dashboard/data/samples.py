@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.core.errors import RowUnsuitable, StoreDamaged, UnknownSample
-from rhymed.core.messages import EVAL, Call, GetSamples, SampleId, SampleInfo
+from rhymed.core.messages import Call, GetSamples, SampleId, SampleInfo
+from rhymed.core.steps import is_training
 from rhymed.inputs.rows import prompt_text
 from rhymed.records.history.folder import RunFolder
 from rhymed.records.history.responses import Run, cut, loose, made, pieces_of_runs, runs_of, whole_characters
@@ -264,7 +265,7 @@ def _stats(folder: RunFolder, response: Response) -> tuple[Stats | None, int | N
         return None, None, str(error)
     if found is not None:
         return found.values.astype(np.float32), found.version, ""
-    if not 0 <= id.step < EVAL:
+    if not is_training(id.step):
         return None, None, "imported history and evaluations are never trained"
     if response.state != "trained":
         return None, None, "it is not trained"
