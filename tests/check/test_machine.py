@@ -135,7 +135,8 @@ def test_a_model_runner_that_is_not_the_one_asked_for_is_found_before_the_run(
 @pytest.mark.parametrize(
     ("version", "method", "words"),
     [
-        ("0.26.0", "history", "vLLM 0.26.0 has no model runner V2"),
+        ("0.26.0", "history", "has no model runner V2 that rhymed knows: set rollout.runner to 'auto' or 'v1'"),
+        ("0.26.0", "history+engine", "set drafts.method to 'history' and rollout.runner to 'auto'"),
         ("0.33.0", "history+head", "hidden states"),
         ("0.33.0", "history", ""),
     ],
@@ -145,7 +146,10 @@ def test_a_second_model_runner_that_cannot_be_had_is_refused_before_the_run(
 ) -> None:
     monkeypatch.setattr(versions, "version", lambda _: version)
     monkeypatch.delenv(RUNNER, raising=False)
-    config = Config.model_validate({"rollout": {"runner": "v2"}, "drafts": {"method": method}})
+    rollout: dict[str, Any] = {"runner": "v2"}
+    if method == "history+engine":
+        rollout["engine_args"] = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
+    config = Config.model_validate({"rollout": rollout, "drafts": {"method": method}})
     problems = list(machine.engine_problems(config))
     assert (len(problems), words in "".join(problems)) == (bool(words), True)
 

@@ -128,8 +128,8 @@ def kept_tokens(rollout: Rollout, trainer: Trainer) -> Iterator[str]:
     yield (
         f"trainer.{name} = {value} with {rollout.cuts} and {rollout.silent}: the engine draws from the tokens that"
         " are kept, and the trainer's probabilities are of all, so every ratio is too small by the share that was"
-        f" kept, and samples are left out for that alone: {cure}, set rollout.sampler = 'keyed' and"
-        " rollout.runner = 'v1', or draw from all tokens"
+        f" kept, and samples are left out for that alone: {cure}, set rollout.sampler = 'keyed', or draw from all"
+        " tokens"
     )
 
 

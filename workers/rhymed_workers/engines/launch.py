@@ -36,6 +36,7 @@ from rhymed.histospec.versions import (
     newer_lacks,
     unknown,
     v2_lacks,
+    without_v2,
 )
 from rhymed_workers.engines import options
 from rhymed_workers.engines.extension import BACKEND, OWNER
@@ -236,7 +237,7 @@ def take_runner(config: Config) -> str:
     asked = kept or asked
     if asked == "v2" and (lacks := v2_lacks(config, vllm.__version__, triton=bool(HAS_TRITON))):
         why = "the run began with model runner V2" if kept else "model runner V2 is asked for"
-        cure = "resume it where it can be had" if kept else "set rollout.runner to 'auto' or 'v1'"
+        cure = "resume it where it can be had" if kept else without_v2(config)
         raise EngineError(f"{why}, but {lacks}: {cure}")
     runner = "v2" if asked == "v2" else "v1"
     _take(runner, config)
