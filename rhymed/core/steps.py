@@ -1,7 +1,7 @@
 """Steps as numbers: training steps, evaluations, imported samples; and which policy versions may sample for a step
 (staleness).
 
-One number orders all that a prompt was answered for, as it is in keys of the store and in messages: below 0 imported
+One number orders everything that a prompt was answered for, in the store's keys and in messages: below 0 imported
 from an earlier run, from 0 on the training steps, from `EVAL` on the evaluations.
 """
 

@@ -117,6 +117,7 @@ def epochs_of(steps: Iterable[int]) -> dict[int, int]:
 
 
 def is_trained(epoch: int) -> bool:
+    """Epochs of training, imported history and evaluations have the ranges of their steps."""
     return is_training(epoch)
 
 

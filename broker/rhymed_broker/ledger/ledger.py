@@ -14,8 +14,8 @@ each turn and after the last. `states.py` has the table of all transitions; `sam
 `InvalidTransition` for any other.
 
 Version v of the policy means that v steps are trained. Step k is open from version k - max_staleness - run_ahead
-until it is trained. The evaluation of version v is an open step with the number evaluation_step(v). After a restart,
-`start` opens the steps again from the store's journal, and workers that join claim what they still hold.
+until it is trained. The evaluation of version v is an open step with the number `evaluation_step(v)`. After a
+restart, `start` opens the steps again from the store's journal, and workers that join claim what they still hold.
 
     samples     states and queues of all samples; `step`: one open step; `meter`: its numbers
     workers     who is here, their free slots, what each holds

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.core.errors import DataError
-from rhymed.core.messages import EVAL, SampleId
+from rhymed.core.messages import SampleId
+from rhymed.core.steps import is_training
 from rhymed_broker.plan import ByLength, Plan, recent_steps
 
 
@@ -133,7 +134,7 @@ def read_trace(path: Path) -> list[tuple[str, int, int]]:
         length = row.length or (len(row.tokens) if isinstance(row.tokens, list) else row.tokens)
         if length < 1:
             raise DataError(f"{path}:{number}: a response has at least one token")
-        if 0 <= row.step < EVAL:  # neither imported nor an evaluation
+        if is_training(row.step):
             lengths.append((_hex(row.prompt_id or row.prompt), row.step, length))
     return lengths
 

@@ -71,7 +71,7 @@ class Queues(Message, Worded, frozen=True, kw_only=True, tag="queues"):
     queues: dict[Word, Count]  # waiting, running, generated, scoring, scored, training, trained, filtered, dropped
     oldest_s: Numbers  # queue -> age of its oldest sample in that state
     workers: list[WorkerRow]
-    open_steps: list[StepRow]  # includes evaluations: their step is evaluation_step(version)
+    open_steps: list[StepRow]  # includes evaluations: their step is EVAL + version
     metrics: Numbers = {}  # of the last trained step
     val: Numbers = {}  # of the newest evaluation; val/version: its policy version
     lag_ms: Amount = 0.0  # event-loop lag, 99th percentile of the last seconds

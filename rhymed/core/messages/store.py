@@ -61,7 +61,7 @@ class PutSamples(Message, frozen=True, kw_only=True, tag="put_samples"):
 
     Done means durable. A sample that already exists keeps its first record: then the answer is Kept. Imported samples
     (step < 0) have no log-probs, so the third array covers only the others; they never enter the journal. Evaluations
-    enter the journal, but their log-probs are not kept: they are never trained.
+    (step >= EVAL) enter the journal, but their log-probs are not kept: they are never trained.
 
     With `drafted` there is a fourth array: a bit mask of accepted draft tokens for each sample that is True in it.
     One bit per token, most significant bit first; every sample starts at a byte boundary.
@@ -189,7 +189,7 @@ class MarkSamples(Message, Worded, frozen=True, kw_only=True, tag="mark_samples"
 class ForgetLogprobs(Message, frozen=True, kw_only=True, tag="forget_logprobs"):
     """Broker -> store: steps below this one are checkpointed; delete their log-probs and journal entries.
 
-    Also the journal entries of evaluations below evaluation_step(below_step).
+    Also the journal entries of evaluations below EVAL + below_step.
     """
 
     below_step: Step

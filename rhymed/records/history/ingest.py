@@ -23,8 +23,9 @@ import numpy as np
 
 from rhymed.core.config import Config, Net
 from rhymed.core.errors import ConfigError, DataError, DeadlineExceeded
-from rhymed.core.messages import EVAL, Fork, SampleId, SampleInfo, Score
+from rhymed.core.messages import Fork, SampleId, SampleInfo, Score
 from rhymed.core.run.layout import layout_of
+from rhymed.core.steps import is_evaluation
 from rhymed.inputs.rows import Row
 from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
 from rhymed.records.history.export import META, arrow, rows, schema
@@ -107,7 +108,7 @@ def _groups(source: Origin, wanted: Container[str] | None, report: ImportReport)
 
 
 def _unfit(sample: Sample) -> str:
-    if sample["step"] >= EVAL:
+    if is_evaluation(sample["step"]):
         return HELD_OUT
     if sample["state"] == "dropped":
         return DROPPED
