@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rhymed.core import atomic
 from rhymed.core.atomic import make_folder, open_up, sync
-from rhymed.core.errors import CheckpointError, CheckpointLost, DiskFull, RunMismatch
+from rhymed.core.errors import CheckpointError, CheckpointLost, DiskFull, RhymedError, RunMismatch
 from rhymed.core.run.folder import evaluations_in
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ def _same(kept: Path, written: Path) -> bool:
     """Whether `kept` has links to all files of this checkpoint: it is neither damaged, nor of the same step before a
     resume trained it again."""
     files, there = ({one.relative_to(of) for one in of.rglob("*") if one.is_file()} for of in (written, kept))
+    if not files:
+        raise _removed(written)
     return files == there and all((kept / one).samefile(written / one) for one in files)
 
 
@@ -117,12 +120,17 @@ def folder_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:06d}"
 
 
+Write = Callable[[], Mapping[str, str] | None]
+"""Fills a checkpoint's folder; may be called again. Returns the files that have to be there then, by name: their
+digests where these are known, and the files synced, else "". None: whatever is there then."""
+
+
 def save(
     folder: Path, step: int, write: Callable[[Path], Mapping[str, str] | None], keep: int, run: str = ""
 ) -> Checkpoint:
-    """Let `write` fill a folder and make it durable as the checkpoint of `step`; keep the `keep` newest. Blocking. An
-    existing intact checkpoint of this step is kept as it is. `write` returns the digests of files that it knows, by
-    their names: who wrote them has synced them. `run`: its id, for `run_of`. Raises `CheckpointError`."""
+    """Let `write` fill a folder, see `Write`, and make it durable as the checkpoint of `step`; keep the `keep`
+    newest. Blocking. An existing intact checkpoint of this step is kept as it is. `run`: its id, for `run_of`. Raises
+    `CheckpointError`."""
     part = begin(folder, step)
     if part is None:
         return finish(folder, step, None, keep)
@@ -157,33 +165,51 @@ def written_bytes(folder: Path, step: int) -> int:
     return sum(file.lstat().st_size for file in files)
 
 
-def finish(
-    folder: Path, step: int, write: Callable[[], Mapping[str, str] | None] | None, keep: int, run: str = ""
-) -> Checkpoint:
-    """`write` fills the folder that `begin` has made, see `save`; None: there is nothing to write. Blocking. Raises
+def finish(folder: Path, step: int, write: Write | None, keep: int, run: str = "") -> Checkpoint:
+    """`write` fills the folder that `begin` has made; None: there is nothing to write. Blocking. Raises
     `CheckpointError`; after `DiskFull` it may be called again."""
     target = folder_of(folder, step)
 
-    def fill(write: Callable[[], Mapping[str, str] | None]) -> None:
+    def fill(write: Write) -> None:
         part = _unfinished(target)
-        make_folder(folder)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
         part.mkdir(exist_ok=True)  # gone, if this is tried again
-        made = part.stat().st_ino
-        known = write() or {}
-        if part.stat().st_ino != made:  # removed and made again, by a library that makes folders: files are missing
-            raise FileNotFoundError(errno.ENOENT, "it was removed while it was written", str(part))
-        open_up(part)
-        _seal(part, known, run)
-        if target.exists():
-            shutil.rmtree(target)
-        part.rename(target)
-        sync(folder)
+        with _opened(part) as opened:
+            known = write() or {}
+            if not atomic.is_named(opened, part):  # removed, and made again by a library that makes folders
+                raise _removed(part)
+            open_up(part)
+            sizes = _seal(part, known, run)
+            if target.exists():
+                shutil.rmtree(target)
+            part.rename(target)
+            sync(folder)
+        for name, size in sizes.items():
+            if (target / name).stat().st_size != size:
+                raise _removed(target / name)
 
     with _writing(target):
         if write is not None:
             _again_if_removed(lambda: fill(write), target)
+        elif not (target / MANIFEST).is_file():
+            raise _removed(target)
         _prune(folder, step, keep)
     return Checkpoint(step, target)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """While it is open, no other file or folder gets its inode number."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _removed(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "it was removed while the checkpoint was written", str(path))
 
 
 def _again_if_removed(work: Callable[[], Result], target: Path) -> Result:
@@ -192,7 +218,8 @@ def _again_if_removed(work: Callable[[], Result], target: Path) -> Result:
     try:
         return work()
     except Exception as error:
-        if _number(error) != errno.ENOENT:
+        named = getattr(error, "filename", None)
+        if _number(error) != errno.ENOENT or (named and not Path(named).is_relative_to(target.parent)):
             raise
         log.warning("files of %s were removed while it was written (%s): it is written again", target, error)
         shutil.rmtree(_unfinished(target), ignore_errors=True)
@@ -205,16 +232,20 @@ def _writing(target: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # safetensors has a kind of its own, with the system's number in its text only
-        kind = DiskFull if _number(error) in FULL else CheckpointError if isinstance(error, OSError) else None
-        if kind is None:
+        number = _number(error)
+        kind = DiskFull if number in FULL else CheckpointError
+        if number is None and not isinstance(error, OSError):
             raise
         shutil.rmtree(_unfinished(target), ignore_errors=True)  # the room is for others now
         full = "the disk is full: " if kind is DiskFull else ""  # first, as a line that waits is short
-        raise kind(f"{full}{target} cannot be written: {error}; free some space, or move run.folder") from error
+        cure = "let nothing else remove files there" if number == errno.ENOENT else "free some space"
+        raise kind(f"{full}{target} cannot be written: {error}; {cure}, or move run.folder") from error
 
 
 def _number(error: Exception) -> int | None:
-    """Of the system's error."""
+    """Of the system's error; None: it is of another kind. Also safetensors' errors have one."""
+    if isinstance(error, RhymedError):  # whoever raised it has judged
+        return None
     if isinstance(error, OSError):
         return error.errno
     found = re.search(r"\(os error (\d+)\)", str(error))
@@ -276,26 +307,30 @@ def run_of(folder: Path) -> str:
     return ""
 
 
-def _seal(folder: Path, known: Mapping[str, str], run: str) -> None:
-    """Sync every file of the folder, then write and sync the manifest."""
-    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
-    files = {**_digests(folder, [name for name in names if name not in known]), **known}
+def _seal(folder: Path, known: Mapping[str, str], run: str) -> dict[str, int]:
+    """Sync every file of the folder, then write and sync the manifest. Returns the sizes. Raises `OSError`."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     if gone := known.keys() - set(names):
-        raise FileNotFoundError(errno.ENOENT, "it was removed while it was written", str(folder / min(gone)))
-    for name in names:
-        if name not in known:
-            sync(folder / name)
+        raise _removed(folder / min(gone))
+    unknown = [name for name in names if not known.get(name)]
+    files = {**known, **_digests(folder, unknown)}
+    for name in unknown:
+        sync(folder / name)
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"run": run, "files": {name: files[name] for name in names}}, indent=1))
     sync(manifest)
     for inner in (path for path in folder.rglob("*") if path.is_dir()):
         sync(inner)
     sync(folder)
+    return {name: (folder / name).stat().st_size for name in [*names, MANIFEST]}
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
-    """Of those up to `step`. Later ones stay: a run that was rolled back by damage has yet to reach them."""
-    for old in [one for one in checkpoints_in(folder) if one.step <= step][:-keep]:
+    """Of those up to `step`, with what was never completed before them. Later ones stay: a run that was rolled back
+    by damage has yet to reach them."""
+    found = [one for one in checkpoints_in(folder) if one.step <= step]
+    kept = [one.step for one in found if (one.folder / MANIFEST).is_file()][-keep:]
+    for old in [one for one in found if kept and one.step < kept[0]]:
         shutil.rmtree(old.folder, ignore_errors=True)
 
 

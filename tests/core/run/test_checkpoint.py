@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
-from rhymed.core.errors import HOPELESS, CheckpointError, CheckpointLost
+from rhymed.core.errors import HOPELESS, CheckpointError, CheckpointLost, DiskFull
 from rhymed.core.run.checkpoint import Checkpoint, damage, digest_of, newest, resume, save
 
 
@@ -108,43 +109,109 @@ def test_no_room_is_an_error_for_the_user(folder: Path) -> None:
         save(folder, 3, full, keep=1)
 
 
+NAMES = {"weights": "", "state": ""}
+PART = ".writing-step-000003"
+
+
 def remakes(made: Path) -> None:
     """As `save_pretrained` does, which makes the folder if it is not there."""
     made.mkdir(parents=True, exist_ok=True)
     (made / "weights").write_text("a" * 1000)
 
 
-@pytest.mark.parametrize("part", ["", ".writing-step-000003", ".writing-step-000003/state"])
-@pytest.mark.parametrize("then", [writer("a"), remakes, lambda made: None])
-def test_what_was_removed_while_it_was_written_is_written_again(
-    folder: Path, part: str, then: Callable[[Path], None]
-) -> None:
-    """A run that ended here could not be continued: no checkpoint was left, and its log-probs were forgotten."""
+def removing(folder: Path, part: str, then: Callable[[Path], None]) -> Callable[[Path], dict[str, str]]:
+    """Writes "state", removes `part` when it is called first, and then does `then`."""
     removed = []
 
     def write(made: Path) -> dict[str, str]:
         (made / "state").write_text("a")
-        known = {"state": digest_of(made / "state")}
         if not removed:
             removed.append(part)
             found = folder / part
             shutil.rmtree(found) if found.is_dir() else found.unlink()
         then(made)
-        return known
+        return NAMES
 
-    save(folder, 3, write, keep=1)
+    return write
+
+
+@pytest.mark.parametrize("part", ["", PART, f"{PART}/state"])
+@pytest.mark.parametrize("then", [writer("a"), remakes])
+def test_what_was_removed_while_it_was_written_is_written_again(
+    folder: Path, part: str, then: Callable[[Path], None]
+) -> None:
+    """A run that ended here could not be continued: no checkpoint was left, and its log-probs were forgotten."""
+    save(folder, 3, removing(folder, part, then), keep=1)
     made = folder / "step-000003"
     assert names(folder) == ["step-000003"]
+    assert names(made) == ["manifest.json", "state", "weights"]
     assert not damage(made)
-    assert (made / "state").read_text() == "a"
 
 
-def test_what_is_removed_again_and_again_is_an_error(folder: Path) -> None:
+def test_a_folder_that_was_made_again_is_no_whole_checkpoint_whatever_is_known_of_it(folder: Path) -> None:
+    """An inode number may be given again at once."""
+    write = removing(folder, PART, remakes)
+    save(folder, 3, lambda made: write(made) and None, keep=1)
+    assert names(folder / "step-000003") == ["manifest.json", "state", "weights"]
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_what_is_removed_after_it_was_sealed_is_written_again_and_nothing_is_pruned_before(
+    folder: Path, renamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(folder, 1, writer("a"), keep=1)
+    rename, lost = Path.rename, []
+
+    def remove(part: Path, target: Path) -> Path:
+        moved = rename(part, target) if renamed else part
+        assert names(folder)[:1] != ["step-000003"], "the one before is still there"
+        if not lost:
+            lost.append(part)
+            (moved / "weights").unlink()
+        return moved if renamed else rename(part, target)
+
+    monkeypatch.setattr(Path, "rename", remove)
+    save(folder, 3, writer("b"), keep=1)
+    assert (names(folder), damage(folder / "step-000003")) == (["step-000003"], "")
+
+
+def test_what_is_removed_again_and_again_is_an_error_and_the_one_before_stays(folder: Path) -> None:
+    save(folder, 1, writer("a"), keep=1)
+
     def write(made: Path) -> None:
         shutil.rmtree(made)
 
-    with pytest.raises(CheckpointError, match=r"step-000003.*No such file"):
+    with pytest.raises(CheckpointError, match=r"step-000003.*removed.*let nothing else remove"):
         save(folder, 3, write, keep=1)
+    assert names(folder) == ["step-000001"]
+
+
+@pytest.mark.parametrize(("number", "kind", "times"), [(2, CheckpointError, 2), (28, DiskFull, 1)])
+def test_errors_of_safetensors_are_judged_by_the_systems_number(
+    folder: Path, number: int, kind: type[Exception], times: int
+) -> None:
+    calls = []
+
+    def write(made: Path) -> None:
+        calls.append(made)
+        raise SafetensorError(f"Error while serializing: I/O error: No such file or directory (os error {number})")
+
+    with pytest.raises(kind):
+        save(folder, 3, write, keep=1)
+    assert (len(calls), names(folder)) == (times, [])
+
+
+def test_what_somebody_else_has_judged_is_not_written_again(folder: Path) -> None:
+    """One of several ranks cannot: the others would not come."""
+    calls = []
+
+    def write(made: Path) -> None:
+        calls.append(made)
+        raise CheckpointError("cannot be written: No such file or directory (os error 2)")
+
+    with pytest.raises(CheckpointError):
+        save(folder, 3, write, keep=1)
+    assert len(calls) == 1
 
 
 def test_other_things_in_the_folder_are_left_alone(folder: Path) -> None:

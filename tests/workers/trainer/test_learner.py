@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,40 @@ def test_a_checkpoint_is_a_folder_that_transformers_reads(
     assert AutoTokenizer.from_pretrained(tmp_path).encode("abc") == AutoTokenizer.from_pretrained(tiny_model).encode(
         "abc"
     )
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("kind", ["whole", "shards", "critic", "lora"])
+def test_a_checkpoint_can_be_written_again_and_names_its_files(
+    kind: str, copy: bool, tiny_model: Path, tmp_path: Path
+) -> None:
+    """As after a full disk. `save_pretrained` may empty the dict that it is given: a checkpoint without the model was
+    then taken for a whole one."""
+    trainer = {"critic": {"algorithm": "ppo"}, "lora": {"lora": {"rank": 2}}}.get(kind, {})
+    rollout = {"prompts_per_step": 3, "group_size": 4, "max_prompt_length": 16, "max_response_length": 16}
+    config = Config.model_validate({"model": {"path": str(tiny_model)}, "trainer": trainer, "rollout": rollout})
+    trained = TorchLearner.restore(config, None)
+    trained.train(samples(0))
+    model = trained.policy.model
+    saved = functools.partial(model.save_pretrained, max_shard_size=20_000 if kind == "shards" else "5GB")
+
+    def save_pretrained(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
+        saved(folder, state_dict=state_dict)
+        state_dict.clear()
+
+    model.save_pretrained = save_pretrained
+    folder = tmp_path / "made"
+    finish = trained.snapshot(folder, copy=copy)
+    written = []
+    for _ in range(2):
+        folder.mkdir()
+        names = finish()
+        written.append({file.name: file.read_bytes() for file in folder.iterdir()})
+        shutil.rmtree(folder)
+    assert written[0] == written[1]
+    assert set(names) <= set(written[0])
+    assert {name for name in written[0] if name not in names} <= {"generation_config.json"}
+    assert (sum(name.endswith(".safetensors") for name in names) > 1) == (kind == "shards")
 
 
 def test_what_is_no_checkpoint_is_refused(learner: Callable[..., TorchLearner], tiny_model: Path) -> None:

@@ -207,13 +207,14 @@ def snapshot(
     tensors = copied(_weights_of(model) | moments.tensors(optimizer, model.named_parameters()), copy=copy)
     tensors |= {STEPS: torch.tensor(steps)}
 
-    def write(folder: Path) -> None:
+    def write(folder: Path) -> list[str]:
         from safetensors.torch import save_file
 
         if ranks.size > 1:
             shards.save(folder / PARTS, tensors, ranks.savers)
-        else:
-            save_file(tensors, folder / FILE)
+            return []
+        save_file(tensors, folder / FILE)
+        return [FILE]
 
     return write
 

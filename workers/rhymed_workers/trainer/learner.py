@@ -267,12 +267,11 @@ class TorchLearner:
             writes.append(self.critic.snapshot(self.steps, copy=copy))
 
         def finish() -> dict[str, str]:
-            for write in writes:
-                write(folder)
+            names = [name for write in writes for name in write(folder)]
             if self._source and self._ranks.rank == 0:
-                state.copy_tokenizer(self._source, folder)
+                names += state.copy_tokenizer(self._source, folder)
                 make_readable(folder)
-            return {}
+            return dict.fromkeys(names, "")
 
         return finish
 

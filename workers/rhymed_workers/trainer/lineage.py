@@ -69,12 +69,12 @@ class Lineage:
         (folder / FILE).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in self.lines))
 
     def before(self, write: Callable[[], Mapping[str, str]], folder: Path) -> Callable[[], Mapping[str, str]]:
-        """Saves the lines as they are now, then calls `write`: all of a checkpoint."""
+        """Saves the lines as they are now, then calls `write`: all of a checkpoint, see `saving.Finish`."""
         lines = Lineage(self.lines)
 
         def finish() -> Mapping[str, str]:
             lines.save(folder)
-            return write()
+            return {FILE: "", **write()}
 
         return finish
 

@@ -73,7 +73,7 @@ def _owner(lock: TextIO) -> str:
 MEASURE_S = 2.0  # between two looks at how much is written
 
 Finish = Callable[[], Mapping[str, str]]
-"""Writes a copy; returns the digests of files that are known already, by name."""
+"""Writes a copy, and again if it is called again: see `rhymed.core.run.checkpoint.Write`."""
 
 
 class Checkpoints:
@@ -183,8 +183,10 @@ class Checkpoints:
 
 # Copies for checkpoints, so that a step may change what is still being written.
 
-Write = Callable[[Path], None]
-"""Writes into a checkpoint's folder what was taken, on any thread. Several ranks call theirs at the same time."""
+Write = Callable[[Path], list[str]]
+"""Writes into a checkpoint's folder what was taken, on any thread, and again if it is called again. Several ranks
+call theirs at the same time. Returns the names of the files that have to be there then, but for parts of several
+ranks."""
 
 
 def copied(tensors: Mapping[str, Tensor], *, copy: bool) -> dict[str, Tensor]:

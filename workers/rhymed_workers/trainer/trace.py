@@ -127,7 +127,7 @@ class TraceLearner:
             save_file({"momentum": momentum}, folder / OPTIMIZER)
             (folder / "config.json").write_text(json.dumps({"model_type": "trace", "size": SIZE}))
             (folder / "trainer.json").write_text(json.dumps({"steps": steps}))
-            return {}
+            return dict.fromkeys([WEIGHTS, OPTIMIZER, "config.json", "trainer.json"], "")
 
         return finish
 

@@ -142,7 +142,8 @@ def test_the_manifest_of_a_checkpoint_covers_the_critic(
     made = critic()
     for number in (1, 2):
         step(made, samples, torch.ones(27))
-        checkpoint.save(tmp_path, number, lambda folder, number=number: made.snapshot(number)(folder), keep=2)  # type: ignore[misc]
+        write = made.snapshot(number)
+        checkpoint.save(tmp_path, number, lambda folder, write=write: dict.fromkeys(write(folder), ""), keep=2)  # type: ignore[misc]
     file = tmp_path / "step-000002" / FILE
     content = bytearray(file.read_bytes())
     content[-1] ^= 1

@@ -304,17 +304,25 @@ class DistributedLearner:
         with self._exchanges():
             self._leader.order(orders.Save(str(folder), copy))
             finish = orders.snapshot(self._learner, folder, 0, copy=copy)
-        return lambda: self._finish(folder, finish)
+        written = list[str]()
+
+        def finish_once() -> dict[str, str]:
+            if written:  # the other ranks would not come
+                raise CheckpointError(f"{folder} is not written by one rank alone: all ranks begin again")
+            written.append(str(folder))
+            return self._finish(folder, finish)
+
+        return finish_once
 
     def _finish(self, folder: Path, finish: Finish) -> dict[str, str]:
         with self._exchanges(), self._writes(folder):
-            digests = {**finish(), **self._leader.digests(folder)}
-        if missing := [name for name in digests if not (folder / name).is_file()]:
+            mine, others = finish(), self._leader.digests(folder)
+        if missing := [name for name in others if not (folder / name).is_file()]:
             raise CheckpointError(
                 f"{folder / missing[0]} was written by another rank and is not here: put run.folder on a file system"
                 " that all nodes share"
             )
-        return digests
+        return {**mine, **others}
 
     @contextlib.contextmanager
     def _writes(self, folder: Path) -> Iterator[None]:

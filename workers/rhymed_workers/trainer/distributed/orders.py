@@ -136,11 +136,12 @@ def exchange(samples: Sequence[StoredSample] | None) -> list[StoredSample]:
 
 
 def snapshot(learner: TorchLearner, folder: Path, rank: int, *, copy: bool) -> Finish:
-    """What it returns writes this rank's files, and returns their digests by name."""
+    """What it returns writes this rank's files, and returns their digests by name; "" for a file of rank 0 alone."""
     finish = learner.snapshot(folder, copy=copy)
 
     def with_digests() -> dict[str, str]:
-        finish()
-        return {str(file.relative_to(folder)): digest_of(file) for file in shards.own_files(folder, rank)}
+        names = finish()
+        own = shards.own_files(folder, rank)
+        return {**names, **{str(file.relative_to(folder)): digest_of(file) for file in own}}
 
     return with_digests

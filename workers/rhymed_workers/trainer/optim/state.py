@@ -39,23 +39,29 @@ def snapshot(
     position = json.dumps({"steps": steps, "lr": optimizer.param_groups[0]["lr"], **more})
     generator = torch.get_rng_state()
 
-    def write(folder: Path) -> None:
+    def write(folder: Path) -> list[str]:
         from safetensors.torch import save_file
 
+        names = []
         if ranks.size > 1:
             shards.save(folder / shards.FOLDER, tensors, ranks.savers)
         else:
             save_file({**tensors, "rng": generator}, folder / OPTIMIZER)
+            names.append(OPTIMIZER)
         if ranks.rank == 0:
             (folder / POSITION).write_text(position)
+            names.append(POSITION)
+        return names
 
     return write
 
 
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    for pattern in TOKENIZER_FILES:
-        for file in source.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
+def copy_tokenizer(source: Path, folder: Path) -> list[str]:
+    """Returns the names of the files."""
+    files = [file for pattern in TOKENIZER_FILES for file in source.glob(pattern)]
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
+    return [file.name for file in files]
 
 
 def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, float]]:

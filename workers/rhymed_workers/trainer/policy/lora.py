@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rhymed.core.config import Config, Lora
 from rhymed.core.errors import CheckpointError, ConfigError, RhymedError
 from rhymed_workers.lora import saved
-from rhymed_workers.lora.folder import WEIGHTS, About, digest, names, read_about
+from rhymed_workers.lora.folder import SETTINGS, WEIGHTS, About, digest, names, read_about
 from rhymed_workers.lora.layers import chosen, outline
 from rhymed_workers.trainer.policy import quantised, sharded
 from rhymed_workers.trainer.policy.backbone import Compute, load_model
@@ -110,15 +110,16 @@ class LoraPolicy(Policy):
         """In PEFT's format. All ranks call it, and the first one writes."""
         content = copied(self.tensors(), copy=copy)
 
-        def write(folder: Path) -> None:
+        def write(folder: Path) -> list[str]:
             from safetensors.torch import save_file
 
             if not content:
-                return
+                return []
             whole = {name: tensor.cpu().contiguous() for name, tensor in content.items()}
             # One entry only: safetensors writes several in a random order, so equal adapters would be unequal files.
             save_file(whole, folder / WEIGHTS, metadata=self.metadata())
             saved.write_settings(folder, self.about, self._others, self._revision)
+            return [WEIGHTS, SETTINGS]
 
         return write
 

@@ -7,6 +7,7 @@ of rewards or optimizers.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +33,14 @@ UNKNOWN_HEADS = ("output_multiplier",)
 """Those that `Head` does not know."""
 MULTIPLIES = "hyperclovax"
 """The type of models that multiply by `DIVISORS`."""
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """Of a Hugging Face folder that was written: the names that it must have."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return ["model.safetensors"]
+    return sorted({index.name, *json.loads(index.read_text())["weight_map"].values()})
 
 
 class Scores(Protocol):
@@ -94,9 +103,11 @@ class Policy(nn.Module):
         else:
             content = copied(dict(unique(self.model.state_dict().items())), copy=copy)
 
-        def write(folder: Path) -> None:
-            if content:
-                self.model.save_pretrained(folder, state_dict=content)
+        def write(folder: Path) -> list[str]:
+            if not content:
+                return []
+            self.model.save_pretrained(folder, state_dict=dict(content))  # which takes out what it has written
+            return ["config.json", *_weight_files(folder)]
 
         return write
 
