@@ -114,6 +114,16 @@ def test_its_end_is_reported_and_its_secret_is_readable_by_its_owner_alone(tmp_p
     kept.leave()
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("word", ["terminate", "kill"])
+def test_what_is_not_wanted_any_more_while_it_is_started_ends(word: str, tmp_path: Path, head: str) -> None:
+    kept = Kept(tmp_path, seconds=600, head=head)
+    kept.say(word)
+    assert kept.hear()["status"] < 0
+    assert not any(alive(int(line.split()[0])) for line in kept.starts())
+    kept.leave()
+
+
 def test_when_its_actor_is_lost_but_not_ray_it_ends_what_it_started(tmp_path: Path, head: str) -> None:
     kept = Kept(tmp_path, seconds=600, head=head)
     pid = kept.pid()

@@ -75,7 +75,7 @@ class Guardian:
     def __init__(self, order: Order, head: str, words: asyncio.StreamReader) -> None:
         self._order, self._head, self._words = order, head, words
         self._process: LocalProcess | None = None
-        self._wanted = True  # the keeper did not ask for its end, and Ray does not start it elsewhere
+        self._asked = ""  # how it shall end: the keeper asks for that, or Ray starts it elsewhere
         self._misses = 0  # looks in a row at which Ray's head did not answer
         self._heard = time.monotonic()  # when the head or the broker last answered
 
@@ -86,10 +86,10 @@ class Guardian:
         while True:
             ended = await self._once(command)
             alone = keeper.done() or not await answers(self._head)  # nobody else would start it again
-            if ended.status in (0, HOPELESS) or not alone or not self._wanted:
+            if ended.status in (0, HOPELESS) or not alone or self._asked:
                 return ended
             await asyncio.wait([watch], timeout=pause_s)
-            if not self._wanted:
+            if self._asked:
                 return ended
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
@@ -101,14 +101,20 @@ class Guardian:
             self._process = await LocalStarter().start(command, Path(self._order.output))
         except OSError as error:
             return Ended(1, str(error))
+        if self._asked:  # while it was started
+            self._end(self._asked)
         return Ended(await self._process.ended(), self._process.last_words())
+
+    def _end(self, how: str) -> None:
+        """`how`: "terminate" or "kill"."""
+        self._asked = how
+        if self._process is not None:
+            (self._process.kill if how == "kill" else self._process.terminate)()
 
     async def _obey(self) -> None:
         """What the keeper asks for, until it is gone."""
         while word := await self._words.readline():
-            self._wanted = False
-            if self._process is not None:
-                (self._process.kill if b"kill" in word else self._process.terminate)()
+            self._end("kill" if b"kill" in word else "terminate")
 
     async def _watch(self, keeper: asyncio.Task[None]) -> None:
         while not await self.is_over(orphaned=keeper.done()):
@@ -116,11 +122,9 @@ class Guardian:
                 await asyncio.sleep(ASK_S)
             else:
                 await asyncio.wait([keeper], timeout=CALM_ASK_S)
-        self._wanted = False
-        if self._process is not None:
-            self._process.terminate()
-            await asyncio.sleep(STOP_S)
-            self._process.kill()
+        self._end("terminate")
+        await asyncio.sleep(STOP_S)
+        self._end("kill")
 
     async def is_over(self, *, orphaned: bool) -> bool:
         """Its process is not needed any more: Ray knows that its keeper is gone; Ray was away and is back, and places
