@@ -110,7 +110,7 @@ format: setup ## format the code: ruff, and prettier for the page if npx works
 	$(BIN)/ruff format .
 	@if $(PRETTIER) --version >/dev/null 2>&1; then $(PRETTIER) --write $(PAGE); else echo "skipped: $(PAGE) (npx cannot run prettier)"; fi
 
-bench: setup ## run every benchmark in full
+bench: setup ## run the benchmarks of single parts in full
 	for name in store broker rewards weights index sampler spec pipe train; do $(BIN)/python -m benchmarks $$name || exit 1; done
 
 stress-chaos: setup ## compare a run with injected faults to an undisturbed one; ARGS="--quick", as for all of these

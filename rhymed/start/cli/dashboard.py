@@ -141,7 +141,7 @@ def client_of(folder: Path) -> SnapshotClient | None:
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(handler=handle_report)
-    add_examples(parser, "rhymed report runs/quickstart", "rhymed report runs/quickstart --out /tmp/shared")
+    add_examples(parser, "rhymed report runs/quickstart", "rhymed report runs/quickstart --out shared")
     add_run(parser)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write there (default: the run's folder)")
     parser.add_argument(
