@@ -186,8 +186,10 @@ def finish(folder: Path, step: int, write: Write | None, keep: int, run: str = "
             part.rename(target)
             sync(folder)
         for name, size in sizes.items():
-            if (target / name).stat().st_size != size:
-                raise _removed(target / name)
+            file = target / name
+            if not file.is_file() or file.stat().st_size != size:
+                (target / MANIFEST).unlink(missing_ok=True)  # nobody takes it for a whole one meanwhile
+                raise _removed(file)
 
     with _writing(target):
         if write is not None:
@@ -218,8 +220,9 @@ def _again_if_removed(work: Callable[[], Result], target: Path) -> Result:
     try:
         return work()
     except Exception as error:
-        named = getattr(error, "filename", None)
-        if _number(error) != errno.ENOENT or (named and not Path(named).is_relative_to(target.parent)):
+        named = Path(getattr(error, "filename", None) or "")  # `rmtree` gives the last part of the path alone
+        elsewhere = named.is_absolute() and not named.is_relative_to(target.parent.absolute())
+        if _number(error) != errno.ENOENT or elsewhere:
             raise
         log.warning("files of %s were removed while it was written (%s): it is written again", target, error)
         shutil.rmtree(_unfinished(target), ignore_errors=True)
@@ -232,11 +235,11 @@ def _writing(target: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # safetensors has a kind of its own, with the system's number in its text only
+        shutil.rmtree(_unfinished(target), ignore_errors=True)  # the room is for others now
         number = _number(error)
         kind = DiskFull if number in FULL else CheckpointError
         if number is None and not isinstance(error, OSError):
             raise
-        shutil.rmtree(_unfinished(target), ignore_errors=True)  # the room is for others now
         full = "the disk is full: " if kind is DiskFull else ""  # first, as a line that waits is short
         cure = "let nothing else remove files there" if number == errno.ENOENT else "free some space"
         raise kind(f"{full}{target} cannot be written: {error}; {cure}, or move run.folder") from error

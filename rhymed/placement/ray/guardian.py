@@ -97,17 +97,21 @@ class Guardian:
         if (needs := self._order.needs) and not await asyncio.to_thread(os.path.exists, needs):
             where = f"{needs} is not on {socket.gethostname()}"
             return Ended(1, f"{where}: the run's folder has to be on a file system that all nodes share (run.folder)")
+        if self._asked:
+            return Ended(-signal.SIGTERM, "")
         try:
-            self._process = await LocalStarter().start(command, Path(self._order.output))
+            process = self._process = await LocalStarter().start(command, Path(self._order.output))
         except OSError as error:
             return Ended(1, str(error))
         if self._asked:  # while it was started
             self._end(self._asked)
-        return Ended(await self._process.ended(), self._process.last_words())
+        status = await process.ended()
+        self._process = None
+        return Ended(status, process.last_words())
 
     def _end(self, how: str) -> None:
-        """`how`: "terminate" or "kill"."""
-        self._asked = how
+        """`how`: "terminate" or "kill", which stays if it is asked for first."""
+        how = self._asked = "kill" if "kill" in (how, self._asked) else how
         if self._process is not None:
             (self._process.kill if how == "kill" else self._process.terminate)()
 

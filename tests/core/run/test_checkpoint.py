@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from safetensors import SafetensorError
 
 from rhymed.core.errors import HOPELESS, CheckpointError, CheckpointLost, DiskFull
-from rhymed.core.run.checkpoint import Checkpoint, damage, digest_of, newest, resume, save
+from rhymed.core.run.checkpoint import Checkpoint, damage, digest_of, newest, newest_sealed, resume, save
 
 
 def writer(text: str) -> Callable[[Path], None]:
@@ -170,9 +171,31 @@ def test_what_is_removed_after_it_was_sealed_is_written_again_and_nothing_is_pru
             (moved / "weights").unlink()
         return moved if renamed else rename(part, target)
 
+    def write(made: Path) -> None:
+        assert newest_sealed(folder) == Checkpoint(1, folder / "step-000001"), (
+            "nobody takes the other for a whole one"
+        )
+        writer("b")(made)
+
     monkeypatch.setattr(Path, "rename", remove)
-    save(folder, 3, writer("b"), keep=1)
+    save(folder, 3, write, keep=1)
     assert (names(folder), damage(folder / "step-000003")) == (["step-000003"], "")
+
+
+def test_what_others_sweep_up_at_the_same_time_is_swept_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = folder / ".writing-step-000002"
+    left.mkdir(parents=True)
+    rmtree, met = shutil.rmtree, []
+
+    def gone(path: Path, **more: bool) -> None:
+        rmtree(path, **more)
+        if not met:
+            met.append(path)
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", "weights")
+
+    monkeypatch.setattr(shutil, "rmtree", gone)
+    save(folder, 3, writer("a"), keep=1)
+    assert (met, names(folder)) == ([left], ["step-000003"])
 
 
 def test_what_is_removed_again_and_again_is_an_error_and_the_one_before_stays(folder: Path) -> None:
@@ -211,7 +234,7 @@ def test_what_somebody_else_has_judged_is_not_written_again(folder: Path) -> Non
 
     with pytest.raises(CheckpointError):
         save(folder, 3, write, keep=1)
-    assert len(calls) == 1
+    assert (len(calls), names(folder)) == (1, [])
 
 
 def test_other_things_in_the_folder_are_left_alone(folder: Path) -> None:

@@ -308,7 +308,10 @@ class DistributedLearner:
 
         def finish_once() -> dict[str, str]:
             if written:  # the other ranks would not come
-                raise CheckpointError(f"{folder} is not written by one rank alone: all ranks begin again")
+                raise CheckpointError(
+                    f"{folder} cannot be written a second time by one of several ranks, so all of them begin again:"
+                    " the log says why the first time failed"
+                )
             written.append(str(folder))
             return self._finish(folder, finish)
 
@@ -330,7 +333,8 @@ class DistributedLearner:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{folder} cannot be written: {error}; free some space") from error
+            cure = "let nothing else remove files there" if "No such file" in str(error) else "free some space"
+            raise CheckpointError(f"{folder} cannot be written: {error}; {cure}") from error
 
     @contextlib.contextmanager
     def _exchanges(self) -> Iterator[None]:

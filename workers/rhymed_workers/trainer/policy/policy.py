@@ -106,8 +106,10 @@ class Policy(nn.Module):
         def write(folder: Path) -> list[str]:
             if not content:
                 return []
+            before = {file.name for file in folder.iterdir()}
             self.model.save_pretrained(folder, state_dict=dict(content))  # which takes out what it has written
-            return ["config.json", *_weight_files(folder)]
+            made = {file.name for file in folder.iterdir() if file.is_file()} - before  # also a model's own code
+            return sorted({"config.json", *_weight_files(folder), *made})
 
         return write
 
