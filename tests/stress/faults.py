@@ -7,6 +7,7 @@ waits for its end. Does not know what the run should have trained: the audit doe
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import signal
 import time
@@ -25,6 +26,7 @@ STOPPED_S = (0.5, 6.0)  # how long a process is stopped
 VICTIM_S = 20.0  # by then a process of the kind runs again
 READ_S = 0.1  # messages on their way to the store have arrived
 MAX_RESUMES = 3  # after the supervisor gave up, which is an error, but the rest is still tested
+FEW = 20  # faults
 STUCK_S = 180.0  # without a new sample or a fault
 
 
@@ -81,6 +83,9 @@ class FaultInjector:
     def __init__(self, run: LiveRun, faults: FaultSchedule, throughput: Throughput) -> None:
         self._run, self._schedule, self._throughput = run, faults, throughput
         self._watch = Watch(run)
+        # A few faults come on a machine of any speed: no later than after their share of a calm run's samples.
+        few = throughput.samples > 0 and faults.count <= FEW
+        self._share = throughput.samples / (faults.count + 1) if few else math.inf
         self._outcome = Outcome()
         self._stopped: set[asyncio.Task[None]] = set()
 
@@ -105,8 +110,8 @@ class FaultInjector:
                 return
             await asyncio.sleep(0.05)
         while len(self._outcome.faults) < self._schedule.count:
-            until = time.monotonic() + self._schedule.pause_s()
-            while time.monotonic() < until:
+            until, written = time.monotonic() + self._schedule.pause_s(), self._watch.stored
+            while time.monotonic() < until and self._watch.stored - written < self._share:
                 if not await self._is_running():
                     return
                 await asyncio.sleep(0.05)

@@ -24,6 +24,7 @@ class Throughput:
         busy = [point for point in calm if point.step >= 1]
         rates = [rate for point in busy if (rate := _rate(busy, point.at))]  # None: only training
         self.usual = median(rates) if rates else 0.0  # tokens per second
+        self.samples = max((point.samples for point in calm), default=0)
         self.calm_s: list[float] = []
         if busy:
             moments = int((busy[-1].at - busy[0].at - WINDOW_S) / EVERY_S)
