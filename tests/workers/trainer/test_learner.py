@@ -202,6 +202,11 @@ def test_a_checkpoint_can_be_written_again_and_names_its_files(
     assert (sum(name.endswith(".safetensors") for name in names) > 1) == (kind == "shards")
 
 
+def test_a_policy_is_saved_into_a_folder_that_is_not_there(tiny_model: Path, tmp_path: Path) -> None:
+    Policy.load(tiny_model).save(tmp_path / "new" / "model")
+    assert (tmp_path / "new" / "model" / "config.json").is_file()
+
+
 def test_what_is_no_checkpoint_is_refused(learner: Callable[..., TorchLearner], tiny_model: Path) -> None:
     with pytest.raises(CheckpointError, match="not a checkpoint"):
         learner().load(tiny_model)

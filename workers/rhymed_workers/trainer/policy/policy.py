@@ -114,6 +114,7 @@ class Policy(nn.Module):
         return write
 
     def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self.snapshot()(folder)
 
     def metadata(self) -> dict[str, str]:
