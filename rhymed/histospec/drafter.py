@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from rhymed.histospec.drafts.budget import Aimd, Budget
 from rhymed.histospec.drafts.calibration import Calibration
+from rhymed.histospec.drafts.engine import EngineDrafts
 from rhymed.histospec.drafts.requests import CarriedDrafts, Request, RequestInfo, Requests
 from rhymed.histospec.drafts.trust import Trust
 from rhymed.histospec.drafts.types import Batch, Drafts, Matching, PreviousStep, end_at, has_one_of
 from rhymed.histospec.drafts.voting import draft
 from rhymed.histospec.drafts.yields import Account
-from rhymed.histospec.heads.combine import Combined, Counts, Source
 from rhymed.histospec.index.builder import Builder
 from rhymed.histospec.index.index import Index, extend
 from rhymed.histospec.settings import Settings
@@ -61,7 +61,7 @@ class Drafter:
         self._ended_s = math.inf  # time.perf_counter when the last drafts were returned; inf: the next is not timed
         self._skips, self._paused = SkipSchedule(), 0
         self._skipped = 0  # steps since drafts were last looked for that were taken in
-        self._combined: Combined | None = None
+        self.engine = EngineDrafts(settings.engine) if settings.engine else None
         self.total = Account()  # of all requests
 
     def step(self, batch: Batch) -> list[list[int]]:
@@ -76,8 +76,8 @@ class Drafter:
         self._paused = self._budget.paused(1 + skipped) if self._settings.budget == "rate" else 0
         drafts, carried, limits = self._draft(requests, batch)
         foreign = carried
-        if self._combined is not None:
-            foreign = carried | self._combined.add(drafts, limits * (not self._paused), self._budget)
+        if self.engine is not None and batch.drafted is not None:
+            foreign = carried | self.engine.add(drafts, batch.drafted, limits * (not self._paused))
         lengths = self._choose(drafts, carried)
         chosen = [drafts.tokens[row, :count].tolist() if count else [] for row, count in enumerate(lengths.tolist())]
         ended = time.perf_counter()
@@ -88,16 +88,9 @@ class Drafter:
         return chosen
 
     def _may_skip(self, requests: Sequence[Request]) -> bool:
-        """A head has to see every step."""
-        may = self._settings.budget == "rate" and self._combined is None
+        """What the engine's head drafts in a step is of no use later."""
+        may = self._settings.budget == "rate" and self.engine is None
         return may and not any(request.carried.tokens for request in requests)
-
-    def use_head(self, head: Source | None) -> None:
-        """From now on this head drafts where history has nothing better; None: history alone."""
-        self._combined = None if head is None or self._settings.budget != "rate" else Combined(head)
-
-    def head_counts(self) -> Counts | None:
-        return None if self._combined is None else self._combined.counts
 
     def skips(self, ids: list[str], new_tokens: list[list[int]]) -> bool:
         """Whether a step goes without drafts and needs no call of `step`: the schedule skips it, and it only
@@ -246,8 +239,8 @@ class Drafter:
         # pay are noticed while none is verified.
         untried = (tried == 0) & (previous.drafts.lengths > 0) & (next_token >= 0)
         right[untried] = previous.drafts.tokens[untried, 0] == next_token[untried]
-        if self._combined is not None:
-            self._combined.learn(tried, right, next_token)
+        if self.engine is not None:
+            self.engine.learn(tried, right, next_token)
         tried[untried] = 1
         tried[previous.foreign] = 0
         self._calibration.observe(previous.drafts, tried, right)
@@ -290,10 +283,7 @@ class Drafter:
 
     def _observe(self, requests: int, drafted: int, right: int, seconds: float, draft_s: float) -> None:
         """A step that only decoded took so long, `draft_s` of it for drafts."""
-        head_s = self._combined.seconds if self._combined is not None else 0.0
-        self._budget.observe(requests, requests + drafted, seconds, requests + right, draft_s, head_s)
-        if self._combined is not None:
-            self._combined.timed(requests + right, seconds - head_s, bool(drafted))
+        self._budget.observe(requests, requests + drafted, seconds, requests + right, draft_s)
 
 
 def warm_up(settings: Settings) -> None:

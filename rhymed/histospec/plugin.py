@@ -12,7 +12,6 @@ drafts costs no more than in an engine without a drafter.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -122,25 +121,6 @@ def attach(runner: Any) -> bool:
     elif hasattr(drafter, "read_graphs"):  # vLLM also makes a cache for its profiling run, before it knows its graphs
         drafter.read_graphs()
     return keyed
-
-
-def watch_hidden(runner: Any, keep: Callable[[Any, Any], None]) -> bool:
-    """`keep` gets each step's hidden states before its drafter is asked: those that its logits were made of, and the
-    number of drafts per request, None without drafts. False: this runner has no such step."""
-    original: Any = getattr(runner, "propose_draft_token_ids", None)
-    parameters = list(inspect.signature(original).parameters) if original else []
-    if not {"sample_hidden_states", "spec_decode_metadata"} <= set(parameters):
-        return False
-
-    @functools.wraps(original)
-    def propose_draft_token_ids(*arguments: Any, **named: Any) -> Any:
-        given = named | dict(zip(parameters, arguments, strict=False))
-        metadata = given["spec_decode_metadata"]
-        keep(given["sample_hidden_states"], None if metadata is None else metadata.num_draft_tokens)
-        return original(*arguments, **named)
-
-    runner.propose_draft_token_ids = propose_draft_token_ids
-    return True
 
 
 def drafter_of(runner: Any) -> Any:

@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 
 from rhymed.histospec import plugin
 from rhymed.histospec.drafter import Drafter, warm_up
+from rhymed.histospec.drafts.engine import EngineDrafts
 from rhymed.histospec.drafts.requests import Continued, RequestInfo
 from rhymed.histospec.drafts.types import Batch, Noise
 from rhymed.histospec.drafts.yields import Account
 from rhymed.histospec.graphs import captured, verifying_tokens
-from rhymed.histospec.heads.attach import HeadOf
-from rhymed.histospec.heads.combine import Counts, Source
 from rhymed.histospec.index.builder import Builder, PastResponse
 from rhymed.histospec.index.recent import Recent
 from rhymed.histospec.local import open_local
@@ -76,7 +75,6 @@ class HistoSpec:
         self._ends = np.zeros(0, np.int64)  # most tokens of prompt and response
         self._starts = np.zeros(0, np.int64)  # tokens of the prompt
         self._keys, self._scale = np.zeros(0, np.uint64), np.zeros(0, np.float32)  # of the noise; 0: not keyed
-        self._head = HeadOf(settings.head, model, self._drafter.use_head)
         self._broken = self._closed = False
         plugin.install()
 
@@ -94,7 +92,6 @@ class HistoSpec:
         """The model runner that has the requests and, if any, CUDA graphs. Closes when the runner is shut down."""
         self._runner = runner
         self._settle = getattr(runner, "settle", self._settle)
-        self._head.bind(runner)
         self.read_graphs()
         if (shutdown := getattr(runner, "shutdown", None)) is not None:
 
@@ -124,8 +121,10 @@ class HistoSpec:
         num_tokens_no_spec: NDArray[np.int32],
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: Any = None,
+        drafted: NDArray[np.int32] | None = None,
     ) -> list[list[int]]:
-        """One draft per request, in batch order; `sampled_token_ids[i]` is empty while a prompt is prefilled."""
+        """One draft per request, in batch order; `sampled_token_ids[i]` is empty while a prompt is prefilled.
+        `drafted`: [requests, depth], by the engine's own head."""
         if self.idle:
             return [[] for _ in sampled_token_ids]
         try:
@@ -135,9 +134,7 @@ class HistoSpec:
             if not ends and self._drafter.skips(ids, sampled_token_ids):
                 return [[]] * len(sampled_token_ids)
             batch = self._batch(sampled_token_ids, num_tokens_no_spec)
-            if batch.noise is not None:
-                self._head.begin(batch.new_tokens, batch.noise, self._scale)
-            drafts = self._drafter.step(batch)
+            drafts = self._drafter.step(batch._replace(drafted=drafted))
             if time.monotonic() > self._logged_s + LOG_EVERY_S:
                 self._log_total()
             return drafts
@@ -155,17 +152,10 @@ class HistoSpec:
         """What requests of all prompts have written."""
         return self._drafter.recent
 
-    def use_head(self, head: Source) -> None:
-        """The engine's own head drafts, too."""
-        self._drafter.use_head(head)
-
-    def refresh(self) -> None:
-        """Weights were loaded: looks for a newer head."""
-        self._head.refresh()
-
-    def head_counts(self) -> Counts | None:
-        """None: there is no head."""
-        return self._drafter.head_counts()
+    @property
+    def engine(self) -> EngineDrafts | None:
+        """What the engine's own head has drafted; None: it has none."""
+        return self._drafter.engine
 
     def interrupted(self) -> None:
         self._drafter.interrupted()
@@ -195,8 +185,8 @@ class HistoSpec:
         total = self._drafter.total
         if total.forwards > self._logged.forwards:
             log.info("drafts: %s", total - self._logged)
-            if counts := self.head_counts():
-                log.info("head: %s", counts)
+            if (head := self.engine) is not None:
+                log.info("the engine's head: %d of its %d verified drafts accepted", head.accepted, head.verified)
         self._logged, self._logged_s = total, time.monotonic()
 
     def _on_prompt(self, info: RequestInfo) -> None:

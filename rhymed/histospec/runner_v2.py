@@ -73,19 +73,6 @@ class Noise:
         return len(self.key_B)
 
 
-class EngineHead:
-    """The drafts of vLLM's own head for the last step. A `heads.combine.Source` that has drafted in any case: what
-    is left to decide is which of its tokens are verified. vLLM does not say how sure it is."""
-
-    def __init__(self, depth: int) -> None:
-        self.depth, self.guess = depth, [0.5**n for n in range(1, depth + 1)]
-        self.tokens_BK = np.zeros((0, depth), np.int32)
-
-    def draft(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        tokens = self.tokens_BK[rows]
-        return tokens, np.zeros(tokens.shape, np.float32)
-
-
 class Made(NamedTuple):
     """What a step made, by row."""
 
@@ -152,12 +139,8 @@ class Speculator(BaseSpeculator):  # type: ignore[misc, unused-ignore]  # vLLM i
     supports_mm_inputs = False
     draft_logits = None
 
-    def __init__(
-        self, histo: Any, vllm_config: Any, device: torch.device, states: Any, head: EngineHead | None = None
-    ) -> None:
-        self.histo, self._head = histo, head
-        if head is not None:
-            histo.use_head(head)
+    def __init__(self, histo: Any, vllm_config: Any, device: torch.device, states: Any) -> None:
+        self.histo = histo
         self.histo.load_model()
         self._states, self._device = states, device
         self._width = int(vllm_config.speculative_config.num_speculative_tokens)
@@ -238,14 +221,13 @@ class Speculator(BaseSpeculator):  # type: ignore[misc, unused-ignore]  # vLLM i
             return [], []
         shown.settle()
         ids, fresh = last.ordered(), shown.take_in(last)
-        if self._head is not None:
-            self._head.tokens_BK = last.drafted()
         verified = [last.verified[row] for row in last.order]
         shown.input_batch.req_ids = ids
         shown.input_batch.spec_token_ids = [[0] * count for count in verified]
         states = [shown.requests[id] for id in ids]
         lengths = np.array([state.num_prompt_tokens + len(state.output_token_ids) for state in states], np.int32)
-        drafts = self.histo.propose(fresh, lengths, np.zeros((0, 0), np.int32))
+        drafted = last.drafted() if last.depth else None
+        drafts = self.histo.propose(fresh, lengths, np.zeros((0, 0), np.int32), drafted=drafted)
         return ids, [draft[: self._width] for draft in drafts]
 
     def _skips(self, shown: Requests, last: Made, next_step: Any) -> bool:
@@ -418,9 +400,9 @@ def install(attach: Callable[[Any], Any]) -> None:
         if vllm_config.scheduler_config.async_scheduling and vllm_config.parallel_config.pipeline_parallel_size > 1:
             raise ValueError("drafts from history need async_scheduling=False with pipeline parallelism")
         histo = pkgutil.resolve_name(HISTOSPEC if depth else chosen.model)(vllm_config)
+        speculator = Speculator(histo, vllm_config, device, states)
         if not depth:
-            return Speculator(histo, vllm_config, device, states)
-        speculator = Speculator(histo, vllm_config, device, states, EngineHead(depth))
+            return speculator
         return with_history(init(_as_deep(vllm_config, depth), device, states), speculator)
 
     load_model.rhymed = True  # type: ignore[attr-defined]

@@ -24,9 +24,6 @@ class Settings:
     responses: int = 32  # earlier responses per prompt
     memory_mib: int = 512  # of all indexes
     keyed: bool = True  # position-keyed sampling
-    head: str = (
-        ""  # file of a learned head that drafts in addition to history, see `heads`; may appear or change at any time
-    )
     engine: int = 0  # tokens that vLLM's own head drafts in addition to history, see `runner_v2`; 0: there is none
 
     @property
@@ -43,8 +40,8 @@ class Settings:
                 raise ConfigError(f"{KEY}.{name} = {value!r}: {kind.__name__} expected")
         if self.responses < 0 or self.memory_mib < 1 or self.engine < 0:
             raise ConfigError(f"{KEY}.responses, {KEY}.memory_mib and {KEY}.engine must not be negative")
-        if self.engine and (self.head or self.budget != "rate"):
-            raise ConfigError(f"{KEY}.engine needs {KEY}.budget = 'rate', and no {KEY}.head")
+        if self.engine and self.budget != "rate":
+            raise ConfigError(f"{KEY}.engine needs {KEY}.budget = 'rate'")
 
 
 def read_settings(additional: Mapping[str, Any] | None) -> Settings:

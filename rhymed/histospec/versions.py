@@ -66,8 +66,6 @@ def v2_lacks(config: Config, version: str, *, triton: bool) -> str:
         return "vLLM's model runner V2 needs Triton with a backend for this device"
     if config.rollout.sampler != "keyed" and config.drafts.method != "none":
         return "drafts in model runner V2 are verified by keyed sampling"
-    if config.drafts.headed:
-        return "model runner V2 does not give its hidden states to a learned head"
     if config.rollout.pipeline_parallel > 1:
         return "drafts in model runner V2 are not made for pipeline parallelism"
     return ""

@@ -137,7 +137,6 @@ def test_a_model_runner_that_is_not_the_one_asked_for_is_found_before_the_run(
     [
         ("0.26.0", "history", "has no model runner V2 that rhymed knows: set rollout.runner to 'auto' or 'v1'"),
         ("0.26.0", "history+engine", "set drafts.method to 'history' and rollout.runner to 'auto'"),
-        ("0.33.0", "history+head", "hidden states"),
         ("0.33.0", "history", ""),
     ],
 )

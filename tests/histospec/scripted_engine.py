@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class Engine:
         self.scripts: dict[str, list[int]] = {}
         self.written: dict[str, list[int]] = {}
         self.stops: np.ndarray[Any, np.dtype[np.int32]] | None = None  # tokens that end a turn
+        self.head: Callable[[list[str]], Any] = lambda running: None  # what the engine's own head drafts for these
         self.waiting: set[str] = set()
         self.drafts: dict[str, list[int]] = {}
         self.ran: list[str] = []  # in the last step
@@ -83,6 +85,7 @@ class Engine:
             [row for row, one in enumerate(left) if one == 0],
             running == self.ran,
             stops=self.stops,
+            drafted=self.head(running),
         )
         self.ran = running
         if all(left) and self.drafter.skips(running, made):

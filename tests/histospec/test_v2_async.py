@@ -188,8 +188,8 @@ def test_a_head_of_vllm_drafts_beside_history_and_changes_no_token(asynchronous:
     for how in ("head", "both"):
         equal(told["plain"], told[how], 1e-5)
     assert told["both"]["preempted"] > 0
-    _, drafted, verified, accepted, _ = told["head"]["head"]
-    assert 0 < accepted < verified <= drafted
+    verified, accepted = told["head"]["head"]
+    assert 0 < accepted < verified
 
 
 @pytest.fixture(scope="module")

@@ -259,9 +259,9 @@ def headed(model: str) -> dict[str, Any]:
         return drafted
 
     def told(name: str, resets: int = 0) -> None:
-        before = len(preempted), histo.head_counts()
+        before = len(preempted), histo.engine.verified, histo.engine.accepted
         results[name] = outputs(llm, resets)
-        counts = [now - then for now, then in zip(histo.head_counts(), before[1], strict=True)]
+        counts = histo.engine.verified - before[1], histo.engine.accepted - before[2]
         results[name] |= {"head": counts, "preempted": len(preempted) - before[0]}
 
     speculator.sample_draft = right

@@ -81,10 +81,7 @@ def engines(rollout: Rollout, trainer: Trainer, drafts: Drafts, schedule: Schedu
             f"rollout.min_p = {rollout.min_p} with drafts needs rollout.sampler = 'keyed':"
             " vLLM's own sampler refuses min_p with drafts"
         )
-    if not drafts.headed and (drafts.head or drafts.refit != "never"):
-        name = "head" if drafts.head else "refit"
-        yield f"drafts.{name} has no effect: set drafts.method = 'history+head', or leave it out"
-    if (drafts.headed or drafts.by_engine) and drafts.budget != "rate":
+    if drafts.by_engine and drafts.budget != "rate":
         yield (
             f"drafts.method = {drafts.method!r} needs drafts.budget = 'rate', not {drafts.budget!r}:"
             " no other budget knows what the head is worth"

@@ -82,6 +82,10 @@ TYPE_NAMES = {
 
 
 GONE = {
+    "drafts.head": "a fitted head gained nothing over history; drafts.method = 'history+engine' has vLLM's own heads",
+    "drafts.method = 'history+head'": "a fitted head gained nothing over history: take 'history', or for vLLM's"
+    " own heads 'history+engine'",
+    "drafts.refit": "there is no head to fit again; leave the key out",
     "metrics.trace_ratio": "`rhymed logs --sample ID` shows the story of a sample",
     "metrics.traces": "`rhymed logs --sample ID` shows the story of a sample",
     "net.transport = 'broadcast'": "engines map the trainer's file in shared memory; leave the key out",

@@ -123,20 +123,10 @@ HEADS = ("eagle", "eagle3", "mtp")
 class Drafts(Section):
     """Speculative decoding from the token history of the same prompt. Changes the speed, never the samples."""
 
-    method: Literal["history", "history+head", "history+engine", "none"] = Field(
+    method: Literal["history", "history+engine", "none"] = Field(
         "history",
-        description="history+head: a learned head drafts where history has nothing better; history+engine: vLLM's own"
-        " head does, which rollout.engine_args.speculative_config names; none: plain decoding",
-    )
-    head: str = Field(
-        "",
-        description="history+head: the head's file, which every rollout worker reads; made by `rhymed drafter fit`."
-        " Empty: head.safetensors in the run's folder. Without the file there are drafts from history alone",
-    )
-    refit: Literal["never", "epoch"] = Field(
-        "never",
-        description="history+head. epoch: fit the head again after every epoch, in a process of the lowest priority"
-        " on the machine of `rhymed run`",
+        description="history+engine: vLLM's own head drafts where history has nothing better, see"
+        " rollout.engine_args.speculative_config; none: plain decoding",
     )
     budget: Literal["rate", "aimd", "fixed"] = Field(
         "rate",
@@ -164,14 +154,9 @@ class Drafts(Section):
         if method in ("history+eagle3", "history+eagle", "history+mtp", "head"):
             raise ValueError(
                 f"{method} is not supported: 'history+engine' has vLLM's own head (EAGLE-3, MTP) with history, by"
-                " rollout.engine_args.speculative_config; 'history+head' is the learned drafter in addition to"
-                " history, see `rhymed drafter fit`"
+                " rollout.engine_args.speculative_config"
             )
         return method
-
-    @property
-    def headed(self) -> bool:
-        return self.method == "history+head"
 
     @property
     def by_engine(self) -> bool:

@@ -143,24 +143,10 @@ class Budget:
             count = min(len(rows), self.curve.filled(requests + count) - requests)
         return _count(rows, count, requests)
 
-    def rate(self, survival: Survival, lengths: Lengths, extra_s: float = 0.0) -> float:
-        """Expected tokens per second of the next step with these drafts, if `extra_s` are spent before it. Decides
-        as `choose` does where that does not vary the optimum."""
-        requests = len(lengths)
-        ranked, _ = _ranked(survival, lengths, max(0, self._largest - requests))
-        base = self.curve.table(requests)
-        base[requests + 1 :] += self._drafting * requests
-        best, _ = _best(ranked, requests, base, self._margin)
-        made = requests + float(ranked[:best].sum())
-        return made / (float(base[min(requests + best, len(base) - 1)]) + extra_s)
-
-    def observe(
-        self, requests: int, tokens: int, seconds: float, made: int, draft_s: float = 0.0, head_s: float = 0.0
-    ) -> None:
+    def observe(self, requests: int, tokens: int, seconds: float, made: int, draft_s: float = 0.0) -> None:
         """A step that only decoded. `tokens`: run through the model. `made`: with accepted drafts. `draft_s`: part
-        of `seconds` that was spent on drafting; `head_s`: of this, on a learned head, which has a price of its own.
-        """
-        self._drafting += ((draft_s - head_s) / requests - self._drafting) / 64
+        of `seconds` that was spent on drafting."""
+        self._drafting += (draft_s / requests - self._drafting) / 64
         plain, before = tokens <= requests, self._was_plain
         self._was_plain = plain
         if plain and not before:

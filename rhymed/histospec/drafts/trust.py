@@ -5,7 +5,7 @@ next token shows for every match that voted whether it was right, verified or no
 to the power `POWER`. It is learned because texts differ (in some a long match proves much, in others similarity does)
 and because the policy changes.
 
-`Trust` weighs matches. Its counts, `Tally`, also give the probabilities of `calibration` and of the head.
+`Trust` weighs matches. Its counts, `Tally`, also give the probabilities of `calibration` and of `engine`.
 """
 
 from __future__ import annotations

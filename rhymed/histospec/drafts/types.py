@@ -68,6 +68,7 @@ class Batch(NamedTuple):
     decoded_only: bool  # nothing was prefilled
     noise: Noise | None = None  # of the next tokens; None: unknown
     stops: NDArray[np.int32] | None = None  # tokens that end a turn, where history goes on after them
+    drafted: NDArray[np.int32] | None = None  # [R, K]: by the engine's own head; None: it has none
 
 
 class PreviousStep(NamedTuple):
@@ -75,7 +76,7 @@ class PreviousStep(NamedTuple):
 
     ids: list[str]
     drafts: Drafts
-    foreign: NDArray[np.bool_]  # True: the draft is not from history, but carried tokens or of a head
+    foreign: NDArray[np.bool_]  # True: the draft is not from history, but carried tokens or of the engine's head
 
 
 def has_one_of(previous: PreviousStep | None, ids: list[str]) -> bool:

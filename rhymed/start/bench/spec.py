@@ -9,10 +9,9 @@ Methods: `none` is plain vLLM, on model runner V1 as all methods (a release may 
 sampler; `ngram` and `suffix` are vLLM's own drafters with vLLM's own verification (fixed for CPUs, vLLM issue 55005);
 `aimd` is the RhymeRL paper's matching and draft lengths with our verification; `history` is HistoSpec; `siblings` is
 HistoSpec without history; `stock` is vLLM as it chooses to be (on a GPU with its second model runner); `again` has
-the requests' own responses as history, to show the speed when all drafts are right; `history+head` has the learned
-head of a run (`--model RUN`) with history; `fixed-4` verifies up to 4 drafted tokens for each request, whatever
-they cost, to compare with what the budget chooses. On a GPU engines share its memory. An engine that fails is left
-out from then on, and the others continue.
+the requests' own responses as history, to show the speed when all drafts are right; `fixed-4` verifies up to 4
+drafted tokens for each request, whatever they cost, to compare with what the budget chooses. On a GPU engines share
+its memory. An engine that fails is left out from then on, and the others continue.
 
 `Bench` runs the cells; `workloads` has the prompts.
 """
@@ -34,7 +33,6 @@ from rhymed.core.config.load import load_run
 from rhymed.core.errors import ConfigError, RhymedError
 from rhymed.core.run.checkpoint import newest
 from rhymed.histospec import graphs
-from rhymed.histospec.heads.place import head_file
 from rhymed.placement import gpus
 from rhymed.start.bench.engine import FAILURES, EngineProcess, Request, Run, share
 
@@ -45,7 +43,6 @@ BASES = (
     "keyed",
 )  # the first that is measured is what others are compared with
 UNKEYED = ("stock", "none", "ngram", "suffix")  # with noise of vLLM's
-HEADED = "history+head"
 FIXED = {f"fixed-{tokens}": tokens for tokens in (1, 2, 4, 8, 16, 32)}
 GROUP = 8
 REQUESTS = {1: 6, 4: 16, 16: 48, 64: 144, 256: 384}  # by batch size
@@ -124,8 +121,6 @@ def run(
     results: dict[str, Any] = {}
     failed: dict[str, str] = {}
     for workload in workloads(model):
-        if HEADED in methods and workload.head is None:
-            raise ConfigError(f"--methods {HEADED}: {workload.name} has no head; `rhymed drafter fit RUN` makes one")
         place = place_of(device, dtype, workload.model, len(methods), batches)
         bench = Bench(workload, methods, str(arctic or ""), place)
         try:
@@ -152,7 +147,7 @@ def _check(
 ) -> None:
     """Before engines are started."""
     for name, given, known in (
-        ("methods", methods, (*METHODS, "stock", HEADED, *FIXED)),
+        ("methods", methods, (*METHODS, "stock", *FIXED)),
         ("batches", batches, tuple(REQUESTS)),
         ("epochs", epochs, (1, 2)),
     ):
@@ -178,8 +173,7 @@ def engine(workload: BenchWorkload, method: str, context: int, place: Place = Pl
         "model": "rhymed.histospec.proposer.HistoSpec",
         "num_speculative_tokens": FIXED.get(method, WIDTH),
     }
-    settings = {"aimd": {"budget": "aimd", "matching": "paper"}, HEADED: {"head": str(workload.head or "")}}
-    settings |= {name: {"budget": "fixed"} for name in FIXED}
+    settings = {"aimd": {"budget": "aimd", "matching": "paper"}} | {name: {"budget": "fixed"} for name in FIXED}
     arguments: dict[str, Any] = {
         "model": str(workload.model),
         "dtype": place.dtype,
@@ -413,11 +407,10 @@ class BenchWorkload:
     model: Path
     prompts: list[list[int]]
     longest: int
-    head: Path | None = None  # a learned head of the model
 
 
 def workloads(model: Path | None = None) -> Iterator[BenchWorkload]:
-    """Of one model, of a run (its prompts, newest checkpoint and head), or of the bench policy and then SmolLM2.
+    """Of one model, of a run (its prompts and newest checkpoint), or of the bench policy and then SmolLM2.
     Raises `ConfigError` if the policy is missing."""
     if model is not None and (model / "store").is_dir():
         yield _of_run(model)
@@ -437,9 +430,8 @@ def workloads(model: Path | None = None) -> Iterator[BenchWorkload]:
 
 def _of_run(run: Path) -> BenchWorkload:
     config, checkpoint = load_run(run), newest(run / "checkpoints")
-    workload, head = workload_of(config.run.name, config, config.rollout.max_response_length), head_file(config, run)
-    folder = checkpoint.folder if checkpoint else workload.model
-    return replace(workload, model=folder, head=head if head.exists() else None)
+    workload = workload_of(config.run.name, config, config.rollout.max_response_length)
+    return replace(workload, model=checkpoint.folder) if checkpoint else workload
 
 
 def workload_of(name: str, config: Config, longest: int = RESPONSE) -> BenchWorkload:

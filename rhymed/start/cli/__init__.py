@@ -98,7 +98,6 @@ COMMANDS = {
     "report": Command("write a run's report: the dashboard's page as one file", "dashboard", "add_report"),
     "history": Command("inspect, export, import and check the store of a run", "history"),
     "checkpoint": Command("list and verify a run's checkpoints, export one as a model", "checkpoint"),
-    "drafter": Command("fit a learned head that drafts in addition to history", "drafter"),
     "worker": Command(
         "join a run as a rollout, environment or reward worker, or as its trainer", "processes", "add_worker"
     ),
@@ -188,6 +187,7 @@ def _open_streams() -> None:
 
 
 GONE = {
+    "drafter": "a fitted head gained nothing over history; drafts.method = 'history+engine' has vLLM's own heads",
     "launch kubernetes": "examples/clusters/kubernetes and examples/clusters/kuberay are manifests to copy",
     "sweep": "call `rhymed run` or `rhymed.train` in a loop, which docs/runs.md has; W&B and Optuna search settings",
 }

@@ -27,7 +27,6 @@ from rhymed.core.service.service import EX_HOPELESS
 from rhymed.core.service.stdio import survive_hangup
 from rhymed.core.tasks import watched
 from rhymed.core.text import quoted
-from rhymed.histospec.heads.refit import Refit
 from rhymed.placement import gpus
 from rhymed.placement.gpus import visible
 from rhymed.placement.local import LocalStarter, Starter
@@ -59,12 +58,10 @@ async def session(config: Config, layout: RunLayout, held: Held, lease: SharedLe
         ):
             looking = watched(_look(held, lease), supervisor.fail)
             scaling = Scaling(config, layout, supervisor, view.report)
-            following = [watched(scaling.follow(), supervisor.fail)]
-            if config.drafts.refit == "epoch":
-                following.append(watched(Refit(layout, view.report).follow(), supervisor.fail))
+            following = watched(scaling.follow(), supervisor.fail)
             only = config.trainer.steps == 0
             finished, last = await _watch(layout, supervisor, view, stop, evaluates_only=only, seen=scaling.see)
-            for task in (looking, *following):
+            for task in (looking, following):
                 task.cancel()
             view.closing(finished, supervisor.failure)
     status, failure = 0 if finished else 130, supervisor.failure

@@ -23,10 +23,10 @@ ENGINE: dict[str, Any] = {"drafts.method": "history+engine", "rollout.runner": "
     ("settings", "message"),
     [
         ({"drafts.method": "history+eagle3"}, "history\\+eagle3 is not supported: 'history\\+engine' has"),
-        ({"drafts.method": "history+mtp"}, "'history\\+head' is the learned drafter"),
-        ({"drafts.head": "one"}, "drafts.head has no effect: set drafts.method = 'history\\+head'"),
-        ({"drafts.refit": "epoch"}, "drafts.refit has no effect"),
-        ({"drafts.method": "history+head", "drafts.budget": "aimd"}, "needs drafts.budget = 'rate', not 'aimd'"),
+        ({"drafts.method": "history+mtp"}, "history\\+mtp is not supported: 'history\\+engine' has"),
+        ({"drafts.method": "history+head"}, "'history\\+head' is gone: a fitted head gained nothing over history"),
+        ({"drafts.head": "one"}, "drafts.head is gone: a fitted head gained nothing over history"),
+        ({"drafts.refit": "epoch"}, "drafts.refit is gone: there is no head to fit again"),
         (ENGINE | {"drafts.budget": "fixed"}, "'history\\+engine' needs drafts.budget = 'rate', not 'fixed'"),
         (ENGINE | {"rollout.runner": "auto"}, "needs rollout.runner = 'v2', not 'auto'"),
         (ENGINE | {"rollout.sampler": "vllm"}, "needs rollout.sampler = 'keyed', not 'vllm'"),
@@ -41,13 +41,7 @@ def test_a_mistake_is_named(settings: dict[str, Any], message: str) -> None:
         load_config(None, (), {}, settings)
 
 
-def test_a_head_beside_history() -> None:
-    drafts = load_config(None, (), {}, {"drafts.method": "history+head", "drafts.refit": "epoch"}).drafts
-    assert drafts.headed
-    assert not load_config(None).drafts.headed
-
-
-def test_a_head_of_the_engine_beside_history() -> None:
-    drafts = load_config(None, (), {}, ENGINE).drafts
-    assert (drafts.by_engine, drafts.headed) == (True, False)
+def test_a_head_of_the_engine_in_addition_to_history() -> None:
+    assert load_config(None, (), {}, ENGINE).drafts.by_engine
+    assert not load_config(None).drafts.by_engine
     load_config(None, (), {}, ENGINE | speculative(method="mtp", model=None))

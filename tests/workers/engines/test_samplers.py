@@ -43,7 +43,7 @@ SAMPLINGS = [
     (1.0, 1.0, 3, 0.0),
     (0.0, 1.0, 0, 0.0),
 ]
-PAIRS = [("keyed", "none"), ("keyed", "history"), ("keyed", "history+head"), ("vllm", "none"), ("vllm", "history")]
+PAIRS = [("keyed", "none"), ("keyed", "history"), ("vllm", "none"), ("vllm", "history")]
 
 
 @pytest.fixture(scope="module")

@@ -300,17 +300,6 @@ class Extension(Storage):
         past = [PastResponse(np.frombuffer(data, "<i4"), step, reward) for step, reward, data in rows]
         drafter.remember(prompt, tokens, past)
 
-    def refresh_head(self) -> None:
-        """Looks whether there is a newer head, as after a refit."""
-        if (drafter := self._drafter()) is not None:
-            drafter.refresh()
-
-    def head_counts(self) -> tuple[float, ...] | None:
-        """What the learned head did: passes, tokens that it drafted, verified and accepted ones, seconds. None: there
-        is none."""
-        counts = None if (drafter := self._drafter()) is None else drafter.head_counts()
-        return None if counts is None else tuple(counts)
-
     def accounts(self, names: list[str]) -> list[tuple[tuple[float, ...] | None, bytes | None]] | None:
         """For each sample, its drafting account and the number of tokens of each of its forward passes. None: this
         rank does not draft."""

@@ -23,7 +23,6 @@ from rhymed.core.errors import EngineError
 from rhymed.core.run.layout import layout_of
 from rhymed.core.service import logfile
 from rhymed.histospec import graphs
-from rhymed.histospec.heads.place import head_file
 from rhymed.histospec.settings import KEY
 from rhymed.histospec.versions import (
     HISTOSPEC,
@@ -88,7 +87,6 @@ def arguments(config: Config, folder: Path, runner: str = "v1", *, public: bool 
             keyed=rollout.sampler == "keyed" and not public,
             stages=rollout.pipeline_parallel,
             runner=runner,
-            head=str(head_file(config, layout_of(config).folder)) if config.drafts.headed else "",
             own=rollout.engine_args["speculative_config"] if config.drafts.by_engine else None,
         ),
     }
@@ -143,12 +141,10 @@ def _speculation(
     *,
     keyed: bool,
     stages: int = 1,
-    head: str = "",
     own: Mapping[str, Any] | None = None,
     runner: str = "v1",
 ) -> dict[str, Any]:
-    """`stages`: of the pipeline. `head`: the file of the learned head; empty: there is none. `own`: vLLM's
-    `speculative_config` of its own head, which drafts, too."""
+    """`stages`: of the pipeline. `own`: vLLM's `speculative_config` of its own head, which drafts, too."""
     if drafts.method == "none":
         options = {"additional_config": {KEY: {"keyed": keyed}}}
         # vLLM 0.32 does not start its first model runner with both; 0.33 switches it off by itself.
@@ -170,7 +166,6 @@ def _speculation(
                 "budget": drafts.budget,
                 "matching": drafts.matching,
                 "memory_mib": drafts.memory_mib,
-                "head": head,
                 "engine": depth,
             }
         },

@@ -203,8 +203,6 @@ class VllmEngine:
             except Exception as error:  # half-loaded weights: this engine must not continue
                 raise EngineError(f"version {version} could not be loaded from {path}: {error}") from error
             self._version = version
-            if self._config.drafts.headed and self._drafts != "none":
-                await self._call("refresh_head")
             if self._transport != "file":
                 log.info("version %d: weights from %s", version, await self._open.call("weights_from"))
             return watch.splits
