@@ -23,6 +23,7 @@ from rhymed_store.database.tables import Reader
 from tests.bench_v2.bench import environment
 from tests.packages import needs
 from tests.system.test_loop import finish, metrics, pid_of, started, wait_for
+from tests.tiny import write_eagle_head
 
 torch = pytest.importorskip("torch")
 pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(600)]
@@ -185,3 +186,25 @@ def test_model_runner_v2_writes_the_samples_of_v1_also_after_its_worker_is_kille
     assert sum(row["rollout/spec_accepted"] for row in metrics(second)[2:]) > 10, "drafts were right"
     for one, other in zip(losses(metrics(second)), losses(metrics(first)), strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.thorough
+@needs("triton")
+@pytest.mark.timeout(900)
+def test_the_engine_s_own_head_changes_no_sample_of_a_run(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head has random weights, and stays as it is while the policy is trained."""
+    write_eagle_head(config.parent / "model", config.parent / "head")
+    head = {"method": "eagle3", "model": str(config.parent / "head"), "num_speculative_tokens": 2}
+    for name, value in environment(runner="1").items():
+        monkeypatch.setenv(name, value)
+    options = "trainer.epochs=2", "rollout.runner=v2"
+    plain = run(config, "plain", "drafts.method=none", *options)
+    arguments = ", ".join(f"{name} = {json.dumps(value)}" for name, value in head.items())
+    chosen = "drafts.method=history+engine", "drafts.budget=rate"
+    headed = run(config, "headed", *chosen, f"rollout.engine_args={{speculative_config = {{{arguments}}}}}", *options)
+    assert len(samples(plain)) == 4 * PROMPTS * GROUP
+    assert samples(headed) == samples(plain)
+    said = re.search(
+        r"the engine's head: \d+ of its (\d+) verified drafts", (headed / "logs/rollout-0.log").read_text()
+    )
+    assert said is not None and int(said[1]) > 0
