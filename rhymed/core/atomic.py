@@ -10,8 +10,10 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+
+from rhymed.core.errors import ConfigError
 
 
 def write(target: Path, content: str | bytes, *, mode: int | None = None, synced: bool = False) -> None:
@@ -23,6 +25,20 @@ def write(target: Path, content: str | bytes, *, mode: int | None = None, synced
             sync(part)
     if synced:
         sync(target.parent)
+
+
+def write_all(files: Mapping[Path, str], taken: Iterable[Path], elsewhere: str, *, force: bool) -> list[Path]:
+    """Texts for a user, who names `elsewhere` if files of theirs are `taken`; with `force` these are replaced. Raises
+    `ConfigError`."""
+    if not force and (kept := ", ".join(map(str, taken))):
+        raise ConfigError(f"not overwritten: {kept}; name {elsewhere}, or add --force")
+    for file, text in files.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write(file, text)
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from None
+    return list(files)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rhymed.core import atomic
+from rhymed.core.atomic import write_all
 from rhymed.core.config import Config
 from rhymed.core.errors import ConfigError
 from rhymed.core.text import counted, quoted
@@ -112,17 +112,9 @@ OF_ONE = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "f2
 
 def write(folder: Path, files: Mapping[str, str], *, force: bool) -> list[Path]:
     """Files that are there already with other contents are kept without `force`. Raises `ConfigError`."""
-    changed = [name for name, text in files.items() if _differs(folder / name, text)]
-    if changed and not force:
-        names = ", ".join(str(folder / name) for name in changed)
-        raise ConfigError(f"not overwritten: {names}; name another folder by --out, or add --force")
-    for name, text in files.items():
-        try:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            atomic.write(folder / name, text)
-        except OSError as error:
-            raise ConfigError(f"{folder / name} cannot be written: {error.strerror or error}") from None
-    return [folder / name for name in files]
+    texts = {folder / name: text for name, text in files.items()}
+    changed = [file for file, text in texts.items() if _differs(file, text)]
+    return write_all(texts, changed, "another folder by --out", force=force)
 
 
 def _differs(file: Path, text: str) -> bool:

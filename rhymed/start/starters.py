@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rhymed
-from rhymed.core import atomic
+from rhymed.core.atomic import write_all
 from rhymed.core.errors import ConfigError
 from rhymed.core.text import quoted
 
@@ -60,17 +60,16 @@ class Task:
     """A folder to start from. Its files are those of `examples/`, with the paths in them changed to the folder's."""
 
     about: str
-    files: Mapping[str, str]  # name in the folder -> path below examples/
     explained: Mapping[str, str]  # name in the folder -> what it is
+    change: str  # what to change for data of one's own
+    elsewhere: Mapping[str, str] = field(default_factory=dict)  # name -> path below examples/, if of another example
     moved: Mapping[str, str] = field(default_factory=dict)  # text in the files -> what it is in the folder
     before: tuple[str, ...] = ()  # commands before the check; {folder} is the folder
-    change: str = ""  # what to change for data of one's own
 
 
 TASKS: dict[str, Task] = {
     "arithmetic": Task(
         about="rows and a graded reward of your own: sums, answered with the number alone",
-        files={name: f"arithmetic/{name}" for name in ("config.toml", "reward.py", "train.jsonl", "held_out.jsonl")},
         explained={
             "config.toml": "the run: model, rows, lengths, reward, learning rate",
             "reward.py": "the reward: lists of completions and columns in, one number per completion out",
@@ -81,7 +80,6 @@ TASKS: dict[str, Task] = {
     ),
     "gsm8k": Task(
         about="word problems in GSM8K's format, scored by math-verify, with a penalty on length",
-        files={name: f"gsm8k/{name}" for name in ("config.toml", "train.jsonl", "test.jsonl")},
         explained={
             "config.toml": "the run, with its two scorers",
             "train.jsonl": "32 rows with `question` and `answer`; the reference stands after `####`",
@@ -91,28 +89,19 @@ TASKS: dict[str, Task] = {
     ),
     "verl": Task(
         about="verl's parquet and verl's compute_score, unchanged",
-        files={
-            "config.toml": "verl/config.toml",
-            "score.py": "verl/score.py",
-            "prepare.py": "verl/prepare.py",
-            "problems.jsonl": "gsm8k/train.jsonl",
-        },
         explained={
             "config.toml": "the run",
             "score.py": "the reward, with verl's four arguments",
             "prepare.py": "writes `train.parquet` from `problems.jsonl`, in the format of verl's scripts",
             "problems.jsonl": "32 word problems",
         },
+        change="Put your own parquet in place of `train.parquet`, and your `compute_score` into `score.py`.",
+        elsewhere={"problems.jsonl": "gsm8k/train.jsonl"},
         moved={'here.parent / "gsm8k" / "train.jsonl"': 'here / "problems.jsonl"'},
         before=("python {folder}/prepare.py",),
-        change="Put your own parquet in place of `train.parquet`, and your `compute_score` into `score.py`.",
     ),
     "calculator": Task(
         about="an agent with a tool: multiplications, and a calculator that the model may call",
-        files={
-            name: f"calculator/{name}"
-            for name in ("config.toml", "tools.py", "reward.py", "train.jsonl", "held_out.jsonl")
-        },
         explained={
             "config.toml": "the run: model, rows, tools, turns, lengths",
             "tools.py": "the tool: a function with type hints and a docstring, as TRL's `tools`",
@@ -124,10 +113,6 @@ TASKS: dict[str, Task] = {
     ),
     "agent": Task(
         about="an agent that is a program with OpenAI's client: multiplications, and a calculator of its own",
-        files={
-            name: f"agent/{name}"
-            for name in ("config.toml", "agent.py", "reward.py", "train.jsonl", "held_out.jsonl")
-        },
         explained={
             "config.toml": "the run: model, rows, the program's command, turns, lengths",
             "agent.py": "the program: it asks the policy at `OPENAI_BASE_URL`, and has the row in `RHYMED_ROW`",
@@ -139,7 +124,6 @@ TASKS: dict[str, Task] = {
     ),
     "guess": Task(
         about="a game in turns: guess a number, with a hint after each guess",
-        files={name: f"guess/{name}" for name in ("config.toml", "game.py", "train.jsonl")},
         explained={
             "config.toml": "the run: model, rows, environment, turns, lengths",
             "game.py": "the environment: a class with `init` and `step`, as SkyRL-Gym's `BaseTextEnv`",
@@ -167,24 +151,20 @@ class Starter:
 
     def write(self, *, force: bool = False) -> list[Path]:
         """The files, written. Raises `ConfigError` if one exists already and `force` is not given."""
-        targets = [self.folder / name for name in self.files]
-        taken = [str(target) for target in targets if target.exists()]
-        if taken and not force:
-            raise ConfigError(f"not overwritten: {', '.join(taken)}; name another folder, or add --force")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for name, content in self.files.items():
-                atomic.write(self.folder / name, content)
-        except OSError as error:
-            raise ConfigError(f"{error.filename or self.folder}: {error.strerror or error}") from None
-        return targets
+        files = {self.folder / name: content for name, content in self.files.items()}
+        return write_all(files, filter(Path.exists, files), "another folder", force=force)
+
+
+def examples(name: str) -> dict[str, str]:
+    """The files of a task as they are in `examples/`: name in the folder -> text."""
+    task, folder = TASKS[name], shipped("examples")
+    return {one: (folder / task.elsewhere.get(one, f"{name}/{one}")).read_text() for one in task.explained}
 
 
 def task_starter(folder: Path, name: str) -> Starter:
     """The folder of a task. Raises `ConfigError` for a folder that cannot be named in a configuration."""
     task, place = TASKS[name], _place(folder)
-    files = {target: (shipped("examples") / source).read_text() for target, source in task.files.items()}
-    files = {target: _moved(text, task, name, place) for target, text in files.items()}
+    files = {one: _moved(text, task, name, place) for one, text in examples(name).items()}
     commands = (*(line.format(folder=quoted(place)) for line in task.before), *_commands(f"{place}/config.toml"))
     files["config.toml"] = re.sub(
         r'^name = ".*"$', f'name = "{_run_name(folder)}"', files["config.toml"], count=1, flags=re.M

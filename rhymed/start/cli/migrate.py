@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rhymed.core.atomic import write_all
 from rhymed.core.errors import ConfigError
 from rhymed.core.output import show
 from rhymed.core.text import quoted
@@ -54,23 +55,10 @@ def handle(arguments: argparse.Namespace) -> int:
             show(f"rhymed: with -o FILE the script's functions are copied, too: {names}", file=sys.stderr)
         return 0
     files = {out: text, **migration.modules}
-    _write(files, force=arguments.force)
+    write_all(files, filter(Path.exists, files), "another file", force=arguments.force)
     for line in _report(migration, list(files), out):
         show(line)
     return 0
-
-
-def _write(files: dict[Path, str], *, force: bool) -> None:
-    from rhymed.core import atomic
-
-    if (taken := [str(file) for file in files if file.exists()]) and not force:
-        raise ConfigError(f"not overwritten: {', '.join(taken)}; name another file, or add --force")
-    for file, text in files.items():
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write(file, text)
-        except OSError as error:
-            raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from None
 
 
 def _report(migration: Migration, files: list[Path], out: Path) -> Iterator[str]:

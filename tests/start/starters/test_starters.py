@@ -12,7 +12,7 @@ import pytest
 
 from rhymed.core.config.load import load_config
 from rhymed.start.cli import main
-from rhymed.start.starters import TASKS, configurations, constraints, shipped, task_starter
+from rhymed.start.starters import TASKS, configurations, constraints, examples, shipped, task_starter
 from tests.tiny import write_tiny_model
 from tests.workers.sessions.test_dialogue import CHATML
 
@@ -47,20 +47,17 @@ def test_every_task_passes_the_check_of_its_printed_command(task: str, capsys: p
     assert run[:2] == ["rhymed", "run"]
     config = load_config(Path(run[2]))
     assert config.run.name == f"my-{task}"
-    assert set(TASKS[task].files) | {"README.md"} <= set(os.listdir(f"my {task}"))
+    names = TASKS[task].explained
+    assert set(names) | {"README.md"} <= set(os.listdir(f"my {task}"))
     readme = Path(f"my {task}/README.md").read_text()
-    assert all(f"`{name}`" in readme for name in TASKS[task].files)
-    assert "examples/" not in "".join(
-        (Path(f"my {task}") / name).read_text() for name in (*TASKS[task].files, "README.md")
-    )
+    assert all(f"`{name}`" in readme for name in names)
+    assert "examples/" not in "".join((Path(f"my {task}") / name).read_text() for name in (*names, "README.md"))
 
 
-def test_what_is_explained_is_what_is_written() -> None:
+def test_what_is_moved_is_in_a_file() -> None:
     for name, task in TASKS.items():
-        assert set(task.explained) == set(task.files), name
         for old in task.moved:
-            sources = [(shipped("examples") / source).read_text() for source in task.files.values()]
-            assert any(old in text for text in sources), f"{name}: {old} is in none of its files"
+            assert any(old in text for text in examples(name).values()), f"{name}: {old} is in none of its files"
 
 
 def test_a_file_that_exists_is_not_overwritten_and_nothing_else_is_written(
