@@ -24,16 +24,13 @@ from rhymed.start.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rhymed.core.config import Config
+    from rhymed.core.console import Terminal
 
 
 # `rhymed history compare`, `audit`, `verify`, `repair` and `backup`: is a run's store what it should be?
-
-
-def _add_checks(verbs: Any) -> None:
-    _add_compare(verbs)
-    _add_audit(verbs)
-    _add_maintenance(verbs)
 
 
 def _add_compare(verbs: Any) -> None:
@@ -215,7 +212,9 @@ def add(top: argparse.ArgumentParser) -> None:
     _add_show(verbs)
     _add_export(verbs)
     _add_import(verbs)
-    _add_checks(verbs)
+    _add_compare(verbs)
+    _add_audit(verbs)
+    _add_maintenance(verbs)
 
 
 def _add_stats(verbs: Any) -> None:
@@ -281,7 +280,6 @@ def _add_import(verbs: Any) -> None:
 
 
 def show_stats(arguments: argparse.Namespace) -> int:
-    from rhymed.core.console import Terminal
     from rhymed.records.history.folder import open_folder
     from rhymed.records.history.prompts import SHOWN
     from rhymed.records.history.stats import MOST_PROMPTS, render, stats
@@ -291,7 +289,7 @@ def show_stats(arguments: argparse.Namespace) -> int:
         if arguments.json:
             show_json(json.dumps(found.json(), indent=2))
         else:
-            Terminal(highlight=False, markup=False).print(render(found, folder.name, arguments.prompts or SHOWN))
+            _terminal().print(render(found, folder.name, arguments.prompts or SHOWN))
     return 0
 
 
@@ -304,42 +302,37 @@ def show_samples(arguments: argparse.Namespace) -> int:
     with open_folder(arguments.run) as folder:
         ids = view.find(folder.browse, arguments.prompt) if arguments.prompt else folder.browse.ids()
         if not arguments.prompt or len(ids) > 1:
-            ids = order(folder.browse, ids, arguments.sort, held_out=_held_out(arguments))
+            held_out = True if arguments.held_out else False if arguments.training else None  # None: all prompts
+            ids = order(folder.browse, ids, arguments.sort, held_out=held_out)
             rows = listing(folder.browse, ids[: arguments.limit or 20])
-            return _print(rows, arguments.json, lambda: render_listing(rows, len(ids)))
-        shown = view.columns(folder, ids[0], _epochs(arguments.epochs), _width())
+            if arguments.json:
+                _print_json(rows)
+            else:
+                _terminal().print(render_listing(rows, len(ids)))
+            return 0
+        shown = view.columns(folder, ids[0], _epochs(arguments.epochs), _terminal().width)
         if arguments.json:
             from rhymed.records.history.export import plain
             from rhymed.records.history.export import rows as samples
 
             steps = {response.info.id.step for one in shown.values() for response in one}
-            return _print([plain(row) for row in samples(folder, ids[0]) if row["step"] in steps], True)
-        status = _print([], False, lambda: view.render(folder, ids[0], shown, arguments.limit or 4))
+            _print_json(plain(row) for row in samples(folder, ids[0]) if row["step"] in steps)
+            return 0
+        _terminal().print(view.render(folder, ids[0], shown, arguments.limit or 4))
         if folder.missing:
             show(f"token ids, not text: {folder.missing}", file=sys.stderr)
-        return status
-
-
-def _held_out(arguments: argparse.Namespace) -> bool | None:
-    """None: all prompts."""
-    return True if arguments.held_out else False if arguments.training else None
-
-
-def _print(rows: list[dict[str, Any]], as_json: bool, render: Any = None) -> int:
-    if as_json:
-        for row in rows:
-            show_json(json.dumps(row, ensure_ascii=False))
-    else:
-        from rhymed.core.console import Terminal
-
-        Terminal(highlight=False, markup=False).print(render())
     return 0
 
 
-def _width() -> int:
+def _print_json(rows: Iterable[dict[str, Any]]) -> None:
+    for row in rows:
+        show_json(json.dumps(row, ensure_ascii=False))
+
+
+def _terminal() -> Terminal:
     from rhymed.core.console import Terminal
 
-    return Terminal().width
+    return Terminal(highlight=False, markup=False)
 
 
 def _epochs(text: str | None) -> list[int] | None:

@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rhymed.core.errors import ConfigError
 from rhymed.core.output import show
@@ -20,18 +20,13 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_examples(
-        parser,
-        "rhymed launch slurm my.toml --partition gpu --submit",
-    )
+    add_examples(parser, "rhymed launch slurm my.toml --partition gpu --submit")
     engines = parser.add_subparsers(dest="engine", required=True, metavar="ENGINE")
-    _add_slurm(engines)
-
-
-def _add_slurm(engines: Any) -> None:
     slurm = make_parser(engines, "slurm", "write batch scripts, print them, and submit them with --submit", _slurm)
     add_config(slurm)
-    _add_out(slurm, "NAME-slurm")
+    slurm.add_argument("--out", type=Path, metavar="FOLDER", help="write the files there (default: NAME-slurm)")
+    slurm.add_argument("--force", action="store_true", help="overwrite files that exist with other contents")
+    slurm.add_argument("--cpu", action="store_true", help="engines and trainer compute on processors")
     slurm.add_argument("--submit", action="store_true", help="submit the jobs")
     slurm.add_argument("--partition", default="", metavar="NAME", help="of all jobs (default: the cluster's)")
     slurm.add_argument("--cpu-partition", default="", metavar="NAME", help="of jobs that need no GPU")
@@ -49,12 +44,6 @@ def _add_slurm(engines: Any) -> None:
     slurm.add_argument(
         "--program", default="", metavar="COMMAND", help="how nodes call rhymed (default: this Python's -m rhymed)"
     )
-
-
-def _add_out(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help=f"write the files there (default: {default})")
-    parser.add_argument("--force", action="store_true", help="overwrite files that exist with other contents")
-    parser.add_argument("--cpu", action="store_true", help="engines and trainer compute on processors")
 
 
 def _check(config: Config, *, same_files: bool) -> None:

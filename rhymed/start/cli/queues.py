@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rhymed.core.output import show_json
@@ -13,6 +12,7 @@ from rhymed.core.run.stragglers import shown_states, starting, stragglers
 from rhymed.core.style import COLOURS, plain_table
 from rhymed.core.text import age, counted, readable, step_name
 from rhymed.start.cli.options import add_examples, add_where
+from rhymed.start.cli.steer import Where, where_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from rhymed.core.messages import Queues, SampleId
     from rhymed.core.run.timeline import Times
-    from rhymed.core.wire.keys import Keyring
 SHOWN = 4  # samples listed per worker, the longest held first
 NUMBERS = ("samples", "oldest", "holds", "version", "tokens", "for")  # right-aligned columns
 
@@ -50,19 +49,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     import asyncio
 
-    from rhymed.core.run.folder import layout_of_folder
-    from rhymed.core.wire.keys import Keyring
-
-    if arguments.broker:
-        address, keys, folder = arguments.broker, Keyring("viewer", arguments.keys, arguments.insecure), None
-    else:
-        where = layout_of_folder(arguments.run)
-        address, keys, folder = where.broker, where.keys("viewer"), where.folder
-    return asyncio.run(_show(address, keys, folder, watch=arguments.watch, raw=arguments.json))
+    where = where_of(arguments, "viewer")
+    return asyncio.run(_show(where, watch=arguments.watch, raw=arguments.json))
 
 
-async def _show(address: str, keys: Keyring, folder: Path | None, *, watch: bool, raw: bool) -> int:
-    """`folder`: the run's, if it is on this machine."""
+async def _show(where: Where, *, watch: bool, raw: bool) -> int:
     import msgspec
     from rich.live import Live
 
@@ -71,12 +62,12 @@ async def _show(address: str, keys: Keyring, folder: Path | None, *, watch: bool
     from rhymed.core.run.timeline import Progress
     from rhymed.core.wire.sockets import Client
 
-    client, console, progress = Client(address, peer="broker", keys=keys), Terminal(), Progress()
+    client, console, progress = Client(where.address, peer="broker", keys=where.keys), Terminal(), Progress()
 
     def times(snapshot: Queues) -> Times | None:
-        if folder is None:
+        if where.folder is None:
             return None
-        progress.read(folder)
+        progress.read(where.folder)
         return progress.times(None if snapshot.paused else snapshot.steps, time.time())
 
     try:
