@@ -11,17 +11,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.core.messages import EVAL
 from rhymed.core.printable import visible
 from rhymed.core.steps import is_evaluation
 from rhymed.core.style import plain_table
 from rhymed.core.text import counted, number
 from rhymed.inputs.rows import prompt_text
+from rhymed.records.history.catalog import Catalog, Sort
 from rhymed_store.browse import Browse, Response
 from rhymed_store.columns import epochs_of, is_trained
 
@@ -188,28 +188,18 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
 #
 # A prompt is held out if its samples are of evaluations alone; these come after the prompts that are trained on.
 
-Sort = Literal["reward", "length", "id"]
 BOILERPLATE = 20  # common first characters of all prompts, from which on they are shown once
 
 
 def order(browse: Browse, ids: Sequence[str], sort: Sort = "reward", *, held_out: bool | None = None) -> list[str]:
-    """The ids of prompts, ascending: by mean reward (unscored ones last), by mean length, or as they are.
-    `held_out`: only those that are, or are not; None: all, held-out ones last."""
-    columns = browse.columns()
-    numbers, which = np.unique(columns.prompt, return_inverse=True)
-    trained = np.bincount(which, (columns.step >= 0) & (columns.step < EVAL), len(numbers)) > 0
-    evaluated = np.bincount(which, columns.step >= EVAL, len(numbers)) > 0
-    held = evaluated & ~trained
-    scored = ~np.isnan(columns.reward)
-    with np.errstate(invalid="ignore"):
-        rewards = np.bincount(which, np.where(scored, columns.reward, 0.0), len(numbers)) / np.bincount(
-            which, scored, len(numbers)
-        )
-    lengths = np.bincount(which, columns.length, len(numbers)) / np.bincount(which, minlength=len(numbers))
-    values = {"reward": np.nan_to_num(rewards, nan=np.inf), "length": lengths, "id": numbers}[sort]
-    wanted = set(ids)
-    ranked = [(f"{int(numbers[place]):016x}", bool(held[place])) for place in np.lexsort((numbers, values, held))]
-    return [id for id, is_held in ranked if id in wanted and held_out in (None, is_held)]
+    """The ids of prompts, ascending by their means, unscored ones last, or as they are. `held_out`: only those that
+    are, or are not; None: all, held-out ones last."""
+    catalog, wanted = Catalog(browse.columns()), set(ids)
+    held = catalog.order(sort, down=False, kind="held-out")
+    apart = set(held)
+    others = [number for number in catalog.order(sort, down=False) if number not in apart]
+    found = {True: held, False: others, None: [*others, *held]}[held_out]
+    return [id for number in found if (id := catalog.ids[number]) in wanted]
 
 
 def listing(browse: Browse, ids: Sequence[str]) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ from rhymed.core.run.provenance import LARGEST, Start
 from rhymed.core.run.timeline import Progress
 from rhymed.core.secret import redacted
 from rhymed.core.text import quoted, readable, size_of
+from rhymed.records.history.catalog import KINDS, SORTS, Catalog
 from rhymed.records.history.folder import RunFolder
 from rhymed.records.logs import (
     LONGEST,
@@ -47,7 +48,6 @@ from rhymed.records.logs import (
 )
 from rhymed.show.dashboard.data import samples
 from rhymed.show.dashboard.data import steps as spans
-from rhymed.show.dashboard.data.catalog import KINDS, SORTS, Catalog
 from rhymed.show.dashboard.data.samples import text_of
 from rhymed.show.dashboard.data.steps import StepRows
 from rhymed.show.dashboard.snapshots import plain

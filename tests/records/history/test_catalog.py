@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rhymed.core.messages import EVAL
-from rhymed.show.dashboard.data.catalog import MOST_EPOCHS, Catalog
+from rhymed.records.history.catalog import MOST_EPOCHS, Catalog
 from rhymed_store import columns
 from rhymed_store.browse import Browse
 from rhymed_store.columns import epochs_of, read_columns
