@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rhymed.core.errors import ConfigError, RhymedError
 from rhymed.core.messages import EVAL
 from rhymed.core.run import provenance
-from rhymed.core.run.metrics import EDGE_STEPS, Row, filtering, totals
+from rhymed.core.run.metrics import EDGE_STEPS, filtering, finite, known, mean_of, totals
 from rhymed.core.secret import redacted
 from rhymed.core.text import age, counted, truncated
 from rhymed.records.history.folder import find
@@ -225,7 +225,7 @@ def _names(first: Path, second: Path) -> tuple[str, str]:
 def _numbers(name: str, files: Files, common: int) -> Numbers:
     rows, times = files.rows, files.progress.times(None)
     sums = totals(rows, times.elapsed_s)
-    values = _known(rows, "reward/mean")
+    values = known(rows, "reward/mean")
     edge = max(1, min(EDGE_STEPS, common))
     hours = times.elapsed_s / 3600
     held, _, step = held_out(files.evaluations)
@@ -236,12 +236,12 @@ def _numbers(name: str, files: Files, common: int) -> Numbers:
         hours=hours,
         reward_final=sums["reward_last"] if values else None,
         reward_best=best(values, EDGE_STEPS),
-        reward_common=_mean(_known(rows[:common][-edge:], "reward/mean")),
+        reward_common=mean_of(known(rows[:common][-edge:], "reward/mean")),
         held_out=held,
         held_out_step=step,
         gain_per_hour=gain,
-        tokens_per_s=_finite(sums["tokens_per_s"]),
-        response_length=_mean(_known(rows[-EDGE_STEPS:], "response_length/mean")),
+        tokens_per_s=finite(sums["tokens_per_s"]),
+        response_length=mean_of(known(rows[-EDGE_STEPS:], "response_length/mean")),
     )
 
 
@@ -285,18 +285,6 @@ def _config(folder: Path) -> dict[str, Any]:
         return config_of(folder) or {}
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder / 'config.json'} cannot be read: {error}") from None
-
-
-def _known(rows: Sequence[Row], key: str) -> list[float]:
-    return [float(row[key]) for row in rows if row.get(key) is not None]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
-
-
-def _finite(value: float) -> float | None:
-    return value if value == value else None
 
 
 def _json(found: Difference | None) -> dict[str, Any] | None:

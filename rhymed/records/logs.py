@@ -22,6 +22,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from rhymed.core.errors import ConfigError
+from rhymed.core.lines import first_after
 from rhymed.core.printable import line, visible
 from rhymed.core.text import readable
 
@@ -223,28 +224,12 @@ def _written(log: Log) -> str:
 
 def seek(file: BinaryIO, since: str) -> None:
     """Move to a line at most `LONGEST` bytes before the first one of that time. Lines are almost sorted."""
-    low, high = 0, file.seek(0, 2)
     wanted = since.encode()
-    while high - low > LONGEST:
-        middle = (low + high) // 2
-        stamp = _stamp_after(file, middle, high)
-        if stamp is None or stamp >= wanted:
-            high = middle
-        else:
-            low = middle
-    file.seek(low)
-    if low:
-        file.readline(LONGEST)
 
+    def is_before(line: bytes) -> bool | None:
+        return line[len(HEAD) : len(HEAD) + 24] < wanted if line.startswith(HEAD) else None
 
-def _stamp_after(file: BinaryIO, start: int, end: int) -> bytes | None:
-    """Time stamp of our first line that begins after `start`."""
-    file.seek(start)
-    file.readline(LONGEST)
-    while file.tell() < end and (line := file.readline(LONGEST)):
-        if line.startswith(HEAD):
-            return line[len(HEAD) : len(HEAD) + 24]
-    return None
+    file.seek(first_after(file, is_before, LONGEST))
 
 
 # Which entries are remarks of libraries (vLLM, torch, …), of which a healthy run has dozens. Pure.

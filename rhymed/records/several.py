@@ -18,10 +18,10 @@ from rhymed.core.run import folder as folders
 from rhymed.core.run import provenance, timeline
 from rhymed.core.run.client import ask
 from rhymed.core.run.folder import near
-from rhymed.core.run.layout import RunLayout, layout_of
-from rhymed.core.run.metrics import Row, totals
+from rhymed.core.run.layout import RunLayout, layout_of, paths_of
+from rhymed.core.run.metrics import Row, finite, totals
 from rhymed.core.run.state import end_of
-from rhymed.core.run.timeline import FAILED, Progress, Times
+from rhymed.core.run.timeline import FAILED, Progress
 from rhymed.core.wire.addresses import is_removed
 from rhymed.core.wire.sockets import Client
 from rhymed_store.database.transactions import is_open
@@ -176,11 +176,6 @@ def read_files(folder: Path) -> Files:
     return Files(folders.read_metrics(where), folders.read_evaluations(where), progress)
 
 
-def paths_of(folder: Path) -> RunLayout:
-    """Paths alone: they follow from the folder, also after it was moved."""
-    return RunLayout(folder=folder, broker="", store="", weights="", sockets=folder)
-
-
 def row_of(found: Found, files: Files, queues: Queues | None = None) -> RunRow:
     """`queues`: the snapshot of a living run."""
     last = float(files.rows[-1].get("time") or 0.0) if files.rows else 0.0
@@ -189,7 +184,7 @@ def row_of(found: Found, files: Files, queues: Queues | None = None) -> RunRow:
     steps = _steps(found, state, step, queues)
     sums = totals(files.rows, 0.0) if files.rows else {}
     held, by, at = held_out(files.evaluations)
-    times = _times(files.progress, steps, alive=state in ALIVE)
+    times = files.progress.times(steps, time.time() if state in ALIVE else 0.0)
     return RunRow(
         name=found.name,
         folder=str(found.folder),
@@ -197,8 +192,8 @@ def row_of(found: Found, files: Files, queues: Queues | None = None) -> RunRow:
         why=why,
         step=step,
         steps=steps,
-        reward=_finite(sums.get("reward_last")),
-        reward_first=_finite(sums.get("reward_first")),
+        reward=finite(sums.get("reward_last")),
+        reward_first=finite(sums.get("reward_first")),
         held_out=held,
         held_out_by=by,
         held_out_step=at,
@@ -230,10 +225,6 @@ def _steps(found: Found, state: Condition, step: int, queues: Queues | None) -> 
     return (end.steps if end else 0) or (step if state == "finished" else None)
 
 
-def _times(progress: Progress, steps: int | None, *, alive: bool) -> Times:
-    return progress.times(steps, time.time() if alive else 0.0)
-
-
 def _started(folder: Path, rows: Sequence[Row]) -> float | None:
     if starts := provenance.read(folder):
         return starts[0].t
@@ -242,10 +233,6 @@ def _started(folder: Path, rows: Sequence[Row]) -> float | None:
     with contextlib.suppress(OSError):
         return (folder / "config.json").stat().st_mtime
     return None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and value == value else None
 
 
 # The runs of a folder as rows. Brokers of living runs are asked for what files lack, with a short deadline.

@@ -105,6 +105,11 @@ def _in_temporary(name: bytes) -> Path:
     return Path(tempfile.gettempdir()) / f"rhymed-{hashlib.blake2b(name, digest_size=6).hexdigest()}"
 
 
+def paths_of(folder: Path) -> RunLayout:
+    """Paths alone: they follow from the folder, also after it was moved."""
+    return RunLayout(folder=folder, broker="", store="", weights="", sockets=folder)
+
+
 def layout_of(config: Config) -> RunLayout:
     """Empty addresses become ipc sockets in a folder of their own. They are not in the run folder itself because a
     socket's path may have at most 107 characters. Raises `ConfigError`."""

@@ -103,14 +103,14 @@ Row = dict[str, Any]
 def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
     """Of the rows in order; unknown values are NaN. Steps whose samples were in the store already, after a resume,
     count neither for speed nor for times."""
-    rewards = _known(rows, "reward/mean")
+    rewards = known(rows, "reward/mean")
     generated = [row for row in rows if row.get("rollout/tokens_per_s") != 0]
     edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
     first = mean(rewards[:edge]) if rewards else float("nan")
     last = mean(rewards[-edge:]) if rewards else float("nan")
 
     def average(key: str, rows: Sequence[Row] = rows) -> float:
-        values = _known(rows, key)
+        values = known(rows, key)
         return mean(values) if values else float("nan")
 
     return {
@@ -120,21 +120,21 @@ def totals(rows: Sequence[Row], elapsed_s: float) -> dict[str, float]:
         "reward_first": first,
         "reward_last": last,
         "reward_gain": last - first,
-        "tokens": sum(_known(rows, "rollout/tokens")),
+        "tokens": sum(known(rows, "rollout/tokens")),
         "tokens_per_s": average("rollout/tokens_per_s", generated),
         "step_s": average("timing_s/step", generated),
         "rollout_s": average("timing_s/rollout", generated),
         "reward_s": average("timing_s/reward", generated),
         "train_s": average("timing_s/train", generated),
         "mismatch_kl": average("mismatch_kl/mean"),
-        "dropped": sum(_known(rows, "rollout/dropped")),
+        "dropped": sum(known(rows, "rollout/dropped")),
     }
 
 
 def learned_nothing(rows: Sequence[Row]) -> bool:
     """Whether steps were trained and all of their samples had been dropped."""
-    used = _known(rows, "rollout/samples")
-    return bool(used) and not any(used) and any(_known(rows, "rollout/dropped"))
+    used = known(rows, "rollout/samples")
+    return bool(used) and not any(used) and any(known(rows, "rollout/dropped"))
 
 
 def unlearned(metrics: Mapping[str, Any]) -> str:
@@ -157,19 +157,19 @@ def unlearned(metrics: Mapping[str, Any]) -> str:
 
 def filtering(rows: Sequence[Row]) -> dict[str, float] | None:
     """Sums of the groups that dynamic sampling dropped for want of a signal. None: the run has none."""
-    if not _known(rows, "rollout/filtered_groups"):
+    if not known(rows, "rollout/filtered_groups"):
         return None
     names = ("filtered_groups", "refilled_groups", "unreplaced_groups")
-    return {name: sum(_known(rows, f"rollout/{name}")) for name in names}
+    return {name: sum(known(rows, f"rollout/{name}")) for name in names}
 
 
 def drafting(rows: Sequence[Row]) -> dict[str, float | None] | None:
     """Sums of `rollout/spec_*`, without that prefix, and their ratios. None if the engine did not draft; a ratio is
     None if its divisor is 0."""
-    if not _known(rows, "rollout/spec_forwards"):
+    if not known(rows, "rollout/spec_forwards"):
         return None
     names = ("forwards", "drafted", "accepted", "timed_s", "saved_s", "draft_s")
-    sums = {name: sum(_known(rows, f"rollout/spec_{name}")) for name in names}
+    sums = {name: sum(known(rows, f"rollout/spec_{name}")) for name in names}
     per_forward = _ratio(sums["accepted"], sums["forwards"])
     return {
         **sums,
@@ -184,7 +184,7 @@ def why_little(rows: Sequence[Row]) -> str:
     found = drafting(rows)
     if found is None or (found["net_speedup"] or 0.0) >= MODEST:
         return ""
-    lengths = _known(rows, "response_length/mean")
+    lengths = known(rows, "response_length/mean")
     if len(epochs(rows)) < 2:
         return "in a first epoch there are no earlier responses to draft from"
     if lengths and mean(lengths) < SHORT:
@@ -202,27 +202,32 @@ def epochs(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _epoch(epoch: int, rows: list[Row]) -> dict[str, Any]:
     drafted = drafting(rows) or {}
-    seconds = _known(rows, "timing_s/rollout")
+    seconds = known(rows, "timing_s/rollout")
     return {
         "epoch": epoch,
         "first_step": rows[0]["step"],
         "steps": len(rows),
-        "reward": _mean(_known(rows, "reward/mean")),
-        "response_length": _mean(_known(rows, "response_length/mean")),
+        "reward": mean_of(known(rows, "reward/mean")),
+        "response_length": mean_of(known(rows, "response_length/mean")),
         "accept_length": drafted.get("accept_length"),
         "accept_rate": drafted.get("accept_rate"),
         "net_speedup": drafted.get("net_speedup"),
-        "rollout_s": _mean(seconds),
-        "tokens_per_s": _ratio(sum(_known(rows, "rollout/tokens")), sum(seconds)),
+        "rollout_s": mean_of(seconds),
+        "tokens_per_s": _ratio(sum(known(rows, "rollout/tokens")), sum(seconds)),
     }
 
 
-def _known(rows: Sequence[Row], key: str) -> list[float]:
+def known(rows: Sequence[Row], key: str) -> list[float]:
     return [row[key] for row in rows if row.get(key) is not None]
 
 
-def _mean(values: list[float]) -> float | None:
+def mean_of(values: Sequence[float]) -> float | None:
     return mean(values) if values else None
+
+
+def finite(value: float | None) -> float | None:
+    """None instead of NaN."""
+    return None if value is None or math.isnan(value) else value
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from rhymed.core.run.timeline import Timeline
 State: TypeAlias = Literal["running", "finished", "stopped"]
 
 END = "end.json"
+
+Content = TypeVar("Content", bound=msgspec.Struct)
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,10 +54,7 @@ def has_worked(layout: RunLayout) -> bool:
 
 
 def note_end(folder: Path, status: int, why: str, steps: int) -> None:
-    """Errors are ignored: a full disk is reported elsewhere."""
-    end = End(t=time.time(), status=status, why=why, steps=steps)
-    with contextlib.suppress(OSError):
-        atomic.write(folder / END, msgspec.json.encode(end) + b"\n")
+    _write(folder / END, End(t=time.time(), status=status, why=why, steps=steps))
 
 
 def forget_end(folder: Path) -> None:
@@ -65,8 +64,19 @@ def forget_end(folder: Path) -> None:
 
 def end_of(folder: Path) -> End | None:
     """None: it is alive, was killed, or was not run by `rhymed run`."""
+    return _read(folder / END, End)
+
+
+def _write(file: Path, content: msgspec.Struct) -> None:
+    """Errors are ignored: a full disk is reported elsewhere."""
+    with contextlib.suppress(OSError):
+        atomic.write(file, msgspec.json.encode(content) + b"\n")
+
+
+def _read(file: Path, kind: type[Content]) -> Content | None:
+    """None: there is none, or it cannot be understood."""
     try:
-        return msgspec.json.decode((folder / END).read_bytes(), type=End)
+        return msgspec.json.decode(file.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
@@ -86,16 +96,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note(folder: Path, status: Status) -> None:
-    """Errors are ignored: a full disk is reported elsewhere."""
-    with contextlib.suppress(OSError):
-        atomic.write(folder / STATUS, msgspec.json.encode(status) + b"\n")
+    _write(folder / STATUS, status)
 
 
 def read(folder: Path) -> Status | None:
-    try:
-        return msgspec.json.decode((folder / STATUS).read_bytes(), type=Status)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return _read(folder / STATUS, Status)
 
 
 class RemoteTrouble:

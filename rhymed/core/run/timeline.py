@@ -8,11 +8,10 @@ not know who writes, or how often.
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +20,7 @@ from typing import IO, Annotated, Literal, NamedTuple, get_args
 import msgspec
 
 from rhymed.core.atomic import is_named
+from rhymed.core.lines import first_after
 from rhymed.core.text import clock, duration
 
 FILE, OLDER = "timeline.jsonl", "timeline.1.jsonl"
@@ -174,36 +174,15 @@ def _size(file: Path) -> int:
 
 def _seek(file: IO[bytes], since: float, most: int) -> None:
     """To the first line after `since` that is not more than so many bytes before the end."""
-    start, end = _start(file, since), file.seek(0, os.SEEK_END)
+
+    def is_before(line: bytes) -> bool | None:
+        row = _row(line)
+        return None if row is None else row.t <= since
+
+    start, end = first_after(file, is_before, LONGEST_LINE) if since else 0, file.seek(0, os.SEEK_END)
     file.seek(max(start, end - max(0, most)))
     if start < end - most:
         file.readline()  # the rest of a line
-
-
-def _start(file: IO[bytes], since: float) -> int:
-    """The start of a line at or before the first one after `since`, by binary search."""
-    low, high = 0, file.seek(0, os.SEEK_END)
-    while since and high - low > LONGEST_LINE:
-        middle = (low + high) // 2
-        file.seek(middle)
-        file.readline(LONGEST_LINE)  # the rest of a line
-        start, time = next(_times(file), (high, math.inf))
-        if start < high and time <= since:
-            low = start
-        else:
-            high = middle
-    return low
-
-
-def _times(file: IO[bytes]) -> Iterator[tuple[int, float]]:
-    """(start of a line, its time) from the current position on."""
-    while True:
-        start = file.tell()
-        line = file.readline(LONGEST_LINE)
-        if not line:
-            return
-        if (row := _row(line)) is not None:
-            yield start, row.t
 
 
 def by_worker(spans: Iterable[Span]) -> dict[str, list[Span]]:

@@ -85,7 +85,7 @@ class Copier:
         """`trained`: steps so far; `last`: nothing will change any more. Raises `StorageError`, `StoreError`,
         `OSError`."""
         self._upload_newest()
-        if (last and self._changes() != self._changed) or trained >= max(self.backup, 0) + self._keep.every:
+        if (last and self._stamp() != self._changed) or trained >= max(self.backup, 0) + self._keep.every:
             self._back_up(trained)
         if last:
             self._publish()
@@ -123,7 +123,7 @@ class Copier:
     def _back_up(self, trained: int) -> None:
         if not (self._layout.database / "data.mdb").exists():
             return
-        started, changed = time.monotonic(), self._changes()
+        started, changed = time.monotonic(), self._stamp()
         self._check()
         earlier = self._backups.all()
         if self._failed:
@@ -150,6 +150,9 @@ class Copier:
         kept = self._backups.prune(self._keep.backups)
         self._checkpoints.prune(needed(kept, self._steps(), self._keep.checkpoints), self._newest)
 
+    def _stamp(self) -> object:
+        return _stamp(self._layout.database / "data.mdb")
+
     def _steps(self) -> list[int]:
         return [one.step for one in self._checkpoints.uploaded()]
 
@@ -160,14 +163,6 @@ class Copier:
                 self._run.upload(file, name)
                 self._published[name] = stamp
 
-    def _changes(self) -> tuple[int, ...] | None:
-        """Changes with every write to the store's file, and when it is replaced."""
-        try:
-            found = (self._layout.database / "data.mdb").stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
-
 
 def _name_of(local: Checkpoint) -> str:
     """Empty: it is damaged, or has just been removed."""
@@ -177,13 +172,13 @@ def _name_of(local: Checkpoint) -> str:
         return ""
 
 
-def _stamp(file: Path) -> tuple[int, int] | None:
-    """Changes when the file is written to."""
+def _stamp(file: Path) -> tuple[int, ...] | None:
+    """Changes with every write to the file, and when it is replaced."""
     try:
         found = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 Result = TypeVar("Result")

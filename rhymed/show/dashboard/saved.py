@@ -28,7 +28,7 @@ from rhymed.core.messages import EVAL, SampleId
 from rhymed.core.printable import visible
 from rhymed.core.run import folder as runs
 from rhymed.core.run import timeline
-from rhymed.core.run.layout import RunLayout
+from rhymed.core.run.layout import paths_of
 from rhymed.core.run.metrics import Row, drafting, filtering, totals
 from rhymed.core.run.state import state_of
 from rhymed.core.run.timeline import Timeline
@@ -227,7 +227,7 @@ def gather(folder: Path, *, ended: bool = False) -> dict[str, Any]:
         }
     finally:
         source.close()
-    rows = runs.read_metrics(RunLayout(folder=folder, broker="", store="", weights="", sockets=folder))
+    rows = runs.read_metrics(paths_of(folder))
     sums = [*_totals(rows, run["elapsed_s"]), *_stored(store)]
     tree = json.loads(encode({"answers": answers, "totals": sums, "samples": found, "problems": problems}))
     return dict(_clean(tree))

@@ -22,7 +22,7 @@ from rhymed.core.errors import CheckpointError, ConfigError, DataError
 from rhymed.core.messages import SampleId
 from rhymed.core.run import checkpoint as checkpoints
 from rhymed.core.run import folder as runs
-from rhymed.core.run.layout import RunLayout
+from rhymed.core.run.layout import RunLayout, paths_of
 from rhymed.core.run.state import State, state_of
 from rhymed.core.text import truncated
 from rhymed.inputs.rows import prompt_text
@@ -142,8 +142,7 @@ class Run:
 
     @property
     def _layout(self) -> RunLayout:
-        """Paths alone: they follow from the folder, also after it was moved."""
-        return RunLayout(folder=self.folder, broker="", store="", weights="", sockets=self.folder)
+        return paths_of(self.folder)
 
     def _evaluating(self, checkpoint: int | str | os.PathLike[str] | None, dataset: Rows, changes: Any) -> Child:
         job = evaluate(self.folder, "" if checkpoint is None else str(checkpoint), dataset, changes)

@@ -134,7 +134,8 @@ def test_reading_since_a_time_finds_the_place_without_reading_the_file(tmp_path:
         assert len(got) == len(wanted) or limit < timeline.LIMIT_BYTES
     with (tmp_path / FILE).open("rb") as file:
         size = (tmp_path / FILE).stat().st_size
-        assert size - timeline._start(file, 1e9 + 9_999) < 2 * timeline.LONGEST_LINE
+        timeline._seek(file, 1e9 + 9_999, size)
+        assert size - file.tell() < 2 * timeline.LONGEST_LINE
 
 
 def test_workers_in_order() -> None:

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from rhymed.core.run import folder as folders
 from rhymed.core.run import state
+from rhymed.core.run.layout import paths_of
 from rhymed.core.run.timeline import FAILED
-from rhymed.records.several import condition_of, find, held_out, ordered, paths_of, read
+from rhymed.records.several import condition_of, find, held_out, ordered, read
 from rhymed.start.cli import main
 from rhymed.start.cli.runs import table
 from rhymed_store.database.transactions import locked
