@@ -10,8 +10,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rhymed.core.algorithms import ALGORITHMS, SETTINGS, Recipe, expand
-from rhymed.core.algorithms.recipe import Advantage, Aggregation, Correction, Estimator, Loss, Place, Ratio, Scale
+from rhymed.core.algorithms import (
+    ALGORITHMS,
+    SETTINGS,
+    Advantage,
+    Aggregation,
+    Correction,
+    Estimator,
+    Loss,
+    Place,
+    Ratio,
+    Recipe,
+    Scale,
+    expand,
+)
 from rhymed.core.config.base import MOST_PROCESSES, MOST_STEPS, Section
 
 # The teacher of distillation: a model, a server, or the policy itself with a demonstration in its prompt.

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rhymed.core.algorithms import Recipe
-from rhymed.core.algorithms.recipe import Aggregation
+from rhymed.core.algorithms import Aggregation, Recipe
 from rhymed.core.config import Trainer
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer import critic

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rhymed.core.algorithms import Recipe
-from rhymed.core.algorithms.recipe import Scale
+from rhymed.core.algorithms import Recipe, Scale
 from rhymed_workers.trainer.algorithms import gae
 from rhymed_workers.trainer.algorithms.gae import sample_sums
 

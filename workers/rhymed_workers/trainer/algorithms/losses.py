@@ -1,7 +1,7 @@
 """Every loss by its name in `trainer.loss`, the weights of tokens, and how a recipe's parts make one loss of a token.
 
 A loss is a pure function of `Tokens` and the recipe. To add one: a function here, its entry in `LOSSES`, and its name
-in `rhymed.core.algorithms.recipe.Loss`. `correction` and `token_weights` make the weights.
+in `rhymed.core.algorithms.Loss`. `correction` and `token_weights` make the weights.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rhymed.core.algorithms import Recipe
-from rhymed.core.algorithms.recipe import Aggregation, Estimator, Ratio
+from rhymed.core.algorithms import Aggregation, Estimator, Ratio, Recipe
 from rhymed_workers.trainer.algorithms.tokens import MAX_LOG, Terms, Tokens, log_ratios
 
 # SAPO: a smooth gate instead of a clip, with a slope of 1 at a ratio of 1 (arXiv 2511.20347).
