@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rhymed.check import arithmetic, devices, machine, memory, reward, rows
 from rhymed.check.devices import heads_problem, shape_of
-from rhymed.check.inputs import Inputs, answers, describe, load, read, teacher
+from rhymed.check.inputs import Inputs, answers, describe, read, teacher
 from rhymed.check.report import Report, Section
 from rhymed.check.size import FP32, Size
 from rhymed.core.algorithms import ALGORITHMS, SETTINGS, Recipe, uses
-from rhymed.core.config import Config, Data, Dataset, Rollout
+from rhymed.core.config import Config, Dataset, Rollout
 from rhymed.core.config.trainer import Critic
 from rhymed.core.errors import ConfigError
 from rhymed.core.run.layout import layout_of
@@ -94,12 +94,13 @@ def full_check(config: Config, *, generate: bool = True) -> Report:
 @contextmanager
 def _environment(config: Config, report: Report) -> Iterator[Preview | None]:
     """With its code loaded. None: there is none, or it cannot be loaded, which is reported."""
-    preview = load(config, report)
-    try:
-        yield preview
-    finally:
-        if preview is not None:
-            preview.__exit__()
+    with ExitStack() as opened:
+        if not config.environment.active:
+            yield None
+            return
+        from rhymed_workers.environment.preview import Preview
+
+        yield report.attempt(lambda: opened.enter_context(Preview(config)))
 
 
 def nothing_to_do(config: Config) -> list[str]:
@@ -311,7 +312,7 @@ def _is_here(model: str) -> bool:
 
 def _unread_rows(config: Config, *, same_files: bool) -> list[str]:
     """Names of datasets that are not on this machine."""
-    parts = [part for _, data in used_datasets(config) for part in _parts(data)]
+    parts = [part for _, data in used_datasets(config) for part in data.parts]
     return [place(part) for part in parts if _is_elsewhere(part, same_files=same_files)]
 
 
@@ -322,16 +323,11 @@ def _is_elsewhere(data: Dataset, *, same_files: bool) -> bool:
     return (data.source == "hub" or not same_files) and not Path(data.path).expanduser().exists()
 
 
-def _parts(data: Dataset) -> list[Dataset]:
-    return list(data.parts) if isinstance(data, Data) else [data]
-
-
 def _read_rows(config: Config, report: Report, unread: set[str], *, with_model: bool) -> None:
     """Of the datasets that are here. `overlong = "drop"` counts tokens, so it needs the model."""
     for _, data in used_datasets(config):
-        parts = _parts(data)
-        drops = any(part.overlong == "drop" for part in parts)
-        if (with_model or not drops) and not unread.intersection(map(place, parts)):
+        drops = any(part.overlong == "drop" for part in data.parts)
+        if (with_model or not drops) and not unread.intersection(map(place, data.parts)):
             report.attempt(lambda data=data: placed_rows(config, data))  # type: ignore[misc]
 
 

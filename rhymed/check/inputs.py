@@ -109,15 +109,6 @@ KINDS = {
 }
 
 
-def load(config: Config, report: Report) -> Preview | None:
-    """To be closed by `__exit__`. None: the run has no environment, or it cannot be loaded, which is reported."""
-    if not config.environment.active:
-        return None
-    from rhymed_workers.environment.preview import Preview
-
-    return report.attempt(lambda: Preview(config).__enter__())
-
-
 def describe(config: Config, preview: Preview, training: Measured) -> Section:
     """Raises `EnvironmentFailed`, `ConfigError` and `DataError`."""
     settings, section = config.environment, Section("environment")

@@ -158,17 +158,12 @@ def describe(config: Config, *, resume: bool = False) -> Section:
     section.warnings += unused_gpus(config) if here else ()
     if config.net.ranks:
         section.add("ranks", f"{config.net.ranks}, {config.trainer.world} on {config.trainer.nodes} nodes")
-        section.errors += ranks_problems(config.net, layout)
+        if problem := address_problem(layout.listens(config.net.ranks), insecure=True):
+            section.errors.append(f"net.ranks = {config.net.ranks}: {problem}")
         section.warnings.append(OPEN_RANKS)
     section.errors += engine_problems(config) if here else ()
     section.warnings += engine_warnings(config) if here else ()
     return section
-
-
-def ranks_problems(net: Net, layout: RunLayout) -> Iterator[str]:
-    """Why the trainer's ranks could not meet at `net.ranks`."""
-    if problem := address_problem(layout.listens(net.ranks), insecure=True):
-        yield f"net.ranks = {net.ranks}: {problem}"
 
 
 def problems(net: Net, layout: RunLayout, *, resume: bool = False) -> Iterator[str]:

@@ -41,9 +41,8 @@ def load_rows(config: Config, data: Dataset | None = None) -> list[Row]:
 def placed_rows(config: Config, data: Dataset | None = None, lengths: Lengths | None = None) -> list[Placed]:
     """`load_rows` with the place of each row."""
     data = data or config.data
-    parts = data.parts if isinstance(data, Data) else [data]
-    rows = [row for part in parts for row in _rows(config, part, lengths)]
-    if len(parts) > 1:
+    rows = [row for part in data.parts for row in _rows(config, part, lengths)]
+    if len(data.parts) > 1:
         _check_shared(rows)
     _check_count(config.rollout, data, len(rows))
     return rows

@@ -78,6 +78,11 @@ class Dataset(Section):
         description="what happens to prompts longer than rollout.max_prompt_length, with what tools add to them",
     )
 
+    @property
+    def parts(self) -> list[Dataset]:
+        """The datasets that it consists of, at least one."""
+        return [self]
+
     @model_validator(mode="before")
     @classmethod
     def _infer_source(cls, value: Any) -> Any:
@@ -114,7 +119,6 @@ class Data(Dataset):
 
     @property
     def parts(self) -> list[Dataset]:
-        """At least one."""
         return [*self.datasets] or [self]
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ import msgspec
 from rhymed.core import private
 from rhymed.core.config import Config
 from rhymed.core.errors import ConfigError
+from rhymed.core.wire.addresses import bracketed
 from rhymed.core.wire.keys import Keyring, KeyRole
 
 METRICS = "metrics.jsonl"  # in the run's folder
@@ -36,8 +37,7 @@ class RunLayout:
         """The address that a server binds: ours, or `bind` if our TCP addresses name a host that cannot be bound."""
         if not self.bind or not address.startswith("tcp://"):
             return address
-        host = f"[{self.bind}]" if ":" in self.bind else self.bind
-        return f"tcp://{host}:{address.rpartition(':')[2]}"
+        return f"tcp://{bracketed(self.bind)}:{address.rpartition(':')[2]}"
 
     @property
     def database(self) -> Path:

@@ -19,6 +19,7 @@ import msgspec
 
 from rhymed.core import atomic
 from rhymed.core.errors import ConfigError, FilesLost
+from rhymed.core.service.host import host_id
 from rhymed.core.text import age
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,6 @@ def decode(content: bytes | None) -> Lease | None:
 FILE = "lease.json"  # in the run's folder
 RENEW_S = 10.0
 STALE_S = 60.0
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SharedLease:
@@ -101,7 +101,7 @@ class SharedLease:
         if time.monotonic() - self._renewed < RENEW_S:
             return
         found = _found(self._folder, self._inode)
-        if found is not None and found.owner != _boot():
+        if found is not None and found.owner != host_id():
             raise FilesLost(
                 f"{found.host} (process {found.process}) has taken over {self._folder}: this `rhymed run` stops"
             )
@@ -110,7 +110,7 @@ class SharedLease:
     def release(self) -> None:
         with contextlib.suppress(OSError):
             found = _found(self._folder, self._inode)
-            if found is not None and found.owner == _boot():
+            if found is not None and found.owner == host_id():
                 (self._folder / FILE).unlink(missing_ok=True)
 
     def _write(self) -> None:
@@ -135,11 +135,7 @@ def refuse(folder: Path, *, locked: bool = True, take_over: bool) -> None:
 
 
 def _mine(folder: Path, inode: int) -> Lease:
-    return msgspec.structs.replace(here(_boot(), str(folder), time.time()), inode=inode)
-
-
-def _boot() -> str:
-    return BOOT.read_text().strip() if BOOT.exists() else ""
+    return msgspec.structs.replace(here(host_id(), str(folder), time.time()), inode=inode)
 
 
 def _found(folder: Path, inode: int) -> Lease | None:

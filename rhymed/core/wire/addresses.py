@@ -30,14 +30,22 @@ REMEDY = (
 def is_local(address: str) -> bool:
     """True for ipc, inproc and loopback TCP."""
     url = urlsplit(address)
-    if url.scheme in ("ipc", "inproc") or url.hostname == "localhost":
-        return True
+    return url.scheme in ("ipc", "inproc") or is_loopback(url.hostname or "")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address leads to this machine alone."""
     try:
-        host = ipaddress.ip_address(url.hostname or "")
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return False
-    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
-    return (mapped or host).is_loopback
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def bracketed(host: str) -> str:
+    """As an address has it before its port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def is_lockable(address: str) -> bool:
@@ -107,12 +115,7 @@ class HttpAddress(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     @property
     def url(self) -> str:
@@ -120,7 +123,7 @@ class HttpAddress(NamedTuple):
         host = self.host
         if host in ("0.0.0.0", "::", ""):
             host = socket.gethostname()
-        return f"http://[{host}]:{self.port}/" if ":" in host else f"http://{host}:{self.port}/"
+        return f"http://{bracketed(host)}:{self.port}/"
 
 
 def parse_http(text: str) -> HttpAddress:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import socket
 import sys
@@ -19,6 +18,7 @@ import msgspec
 from rhymed.core.config import Config
 from rhymed.core.errors import ConfigError
 from rhymed.core.text import counted
+from rhymed.core.wire.addresses import bracketed, is_loopback
 from rhymed.placement.plan import BROKER_PORT, RANKS_PORT, STORE_PORT, Seat, seats
 from rhymed.placement.ray.guardian import LINE_BYTES, answers
 from rhymed.placement.ray.placer import Absent, Node, Ready
@@ -106,7 +106,7 @@ def addressed(config: Config, host: str) -> Config:
     """Broker and store are on the machine of `rhymed run`, on the machine that others reach as `host`. A host that is
     given and is this machine's stays; so do ports. Raises `ConfigError`."""
     net = config.net
-    if not (net.keys or net.insecure) and not _is_loopback(host):
+    if not (net.keys or net.insecure) and not is_loopback(host):
         raise ConfigError(
             "placement.engine = 'ray' connects machines by TCP: make keys with `rhymed keygen FOLDER` and set"
             " net.keys to the folder, or, in a network that you trust, net.insecure = true"
@@ -117,7 +117,7 @@ def addressed(config: Config, host: str) -> Config:
         "bind": net.bind,
     }
     if config.trainer.nodes > 1:
-        found["ranks"] = net.ranks or f"tcp://{_bracketed(host)}:{RANKS_PORT}"
+        found["ranks"] = net.ranks or f"tcp://{bracketed(host)}:{RANKS_PORT}"
     return config.model_copy(update={"net": net.model_copy(update=found)})
 
 
@@ -130,19 +130,8 @@ def _here(given: str, host: str, port: int) -> str:
         for wanted in (port, 0):
             family = socket.AF_INET6 if ":" in at else socket.AF_INET
             with contextlib.suppress(OSError), socket.create_server((at, wanted), family=family) as probe:
-                return f"tcp://{_bracketed(at)}:{probe.getsockname()[1]}"
+                return f"tcp://{bracketed(at)}:{probe.getsockname()[1]}"
     raise ConfigError(f"no port can be bound at {host}, this machine's address in Ray's cluster")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 # Whether a run's processes fit on the machines of a cluster. Pure.

@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -104,19 +104,14 @@ class Backups:
 def _store(store: Path, chunks: Chunks) -> tuple[File, Position, Position]:
     """Also how far the store was just before and just after it was read."""
     before = position_of(store)
-    file = _content(store, chunks)
+    with stream(store) as content:
+        file = chunks.put(content)
+    if not file.bytes:
+        raise StorageError(f"{store}: nothing could be read")
     after = position_of(store)
     if before is None or after is None or before.id != after.id:
         raise StoreError(f"{store} has no database, or got another one while it was read")
     return file, before, after
-
-
-def _content(folder: Path, chunks: Chunks) -> File:
-    with stream(folder) as content:
-        file = chunks.put(content)
-    if not file.bytes:
-        raise StorageError(f"{folder}: nothing could be read")
-    return file
 
 
 # Content on shared storage as chunks that are named by their digests: what is there already is not written again.
@@ -143,7 +138,7 @@ class Chunks:
         total, digests, mode = 0, [], _mode(content)
         waiting: deque[Future[None]] = deque()
         with ThreadPoolExecutor(WRITERS, "chunk") as pool:
-            for chunk in _split(content):
+            while chunk := content.read(CHUNK_BYTES):
                 total += len(chunk)
                 digests.append(digest := digest_of(chunk))
                 if digest in self._known:
@@ -183,8 +178,3 @@ def _mode(content: IO[bytes]) -> int | None:
     except OSError:  # bytes in memory
         return None
     return stat.S_IMODE(found) if stat.S_ISREG(found) else None
-
-
-def _split(content: IO[bytes]) -> Iterator[bytes]:
-    while chunk := content.read(CHUNK_BYTES):
-        yield chunk

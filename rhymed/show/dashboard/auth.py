@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import re
 import secrets
@@ -22,11 +21,12 @@ from urllib.parse import parse_qsl, urlencode
 
 from rhymed.core import atomic
 from rhymed.core.errors import ConfigError
+from rhymed.core.wire.addresses import is_loopback
 
 TOKEN_FILE = "dashboard.token"
 TOKEN_VARIABLE = "RHYMED_HTTP_TOKEN"
 TOKEN = re.compile(r"[A-Za-z0-9_-]{22,128}")
-LOCAL_NAMES = ("localhost", "ip6-localhost")
+LOCAL_NAMES = ("ip6-localhost",)
 OPEN_TO_ALL = ("/health",)
 FOREIGN = ("cross-site", "same-site")  # of Sec-Fetch-Site: the request is another page's
 
@@ -101,12 +101,7 @@ def is_local_name(host: str) -> bool:
     """`host`: a Host header, with or without a port."""
     name = host.strip().lower()
     name = name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
-    if name in LOCAL_NAMES or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return name in LOCAL_NAMES or name.endswith(".localhost") or is_loopback(name)
 
 
 def token_of(folder: Path, environ: Mapping[str, str] = os.environ) -> str:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 FURTHER = "RHYMED_FURTHER_RUNS"  # variable: another folder of runs, whose logs of this run's name are included
 LOOK_S = 0.3
-SPARE = 64  # open files in addition to the logs
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -137,6 +136,7 @@ def _log_folders(folder: Path, also: list[Path] | None) -> list[Path]:
 def _chosen(folders: list[Path], process: str) -> list[Log]:
     """The logs to read. Raises `ConfigError` if there are none."""
     from rhymed.core.run.folder import near
+    from rhymed.core.wire.limits import raise_file_limit
     from rhymed.records.logs import logs
 
     available = logs(*folders)
@@ -149,17 +149,8 @@ def _chosen(folders: list[Path], process: str) -> list[Log]:
     if not chosen:
         there = ", ".join(sorted({log.process for log in available}))
         raise ConfigError(f"--process {process}: no such process; the run has {there}")
-    _raise_file_limit(sum(len(log.files) for log in chosen))
+    raise_file_limit()  # a run with thousands of workers has more logs than a process may usually open
     return chosen
-
-
-def _raise_file_limit(files: int) -> None:
-    """A run with thousands of workers has more logs than a process may usually open."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < files + SPARE <= hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files + SPARE, hard))
 
 
 def _with_events(folder: Path, sample: str, found: list[Entry]) -> list[Entry]:

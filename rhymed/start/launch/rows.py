@@ -19,7 +19,7 @@ from rhymed.inputs.prepared import file_of, kept_rows, prepare
 
 def keep(config: Config, folder: Path) -> None:
     """Blocking. Raises `DataError`, `ConfigError`, `EnvironmentFailed`."""
-    datasets = [part for _, data in used_datasets(config) for part in getattr(data, "parts", [data])]
+    datasets = [part for _, data in used_datasets(config) for part in data.parts]
     missing = [data for data in datasets if data.overlong == "drop" and not file_of(config, folder, data).exists()]
     if lengths := lengths_of(config, missing):
         for data in missing:
@@ -31,7 +31,7 @@ def compare(config: Config, folder: Path) -> None:
     `rows_of`. Blocking. Other sources, and files that are too large to be hashed, are left to the broker."""
     changed = {one.path for one in edited.files(folder, config, DATA)}
     for _, data in used_datasets(config):
-        for part in getattr(data, "parts", [data]):
+        for part in data.parts:
             if part.path in changed:
                 kept_rows(config, folder, part)
 

@@ -18,8 +18,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "run").mkdir()
 
     def on(name: str, now: float, boot: str = "") -> None:
-        (tmp_path / "boot").write_text(name + boot)
-        monkeypatch.setattr(leases, "BOOT", tmp_path / "boot")
+        monkeypatch.setattr(leases, "host_id", lambda: name + boot)
         monkeypatch.setattr(leases.socket, "gethostname", lambda: name)
         monkeypatch.setattr(leases.time, "time", lambda: now)
         monkeypatch.setattr(leases.time, "monotonic", lambda: now)
