@@ -12,6 +12,7 @@ import json
 import logging
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -20,6 +21,7 @@ from aiohttp import web
 
 from rhymed.core.errors import ConfigError, MalformedMessage, Overloaded, RhymedError, UnknownSample
 from rhymed.core.http import CONNECTIONS
+from rhymed.core.messages import Queues
 from rhymed.core.tasks import watched
 from rhymed.show.dashboard.auth import HEADERS, OPEN_TO_ALL, AccessControl, AccessDenied, SetCookie
 from rhymed.show.dashboard.data.source import Source, encode
@@ -28,7 +30,9 @@ from rhymed.show.dashboard.snapshots import LiveRun
 from rhymed.show.dashboard.stream import ClientStream, Feed, integer, number, whole
 
 COMPRESS_BYTES = 16 << 10  # answers from this size on are compressed if the client accepts it
-Work = Callable[[Source], Any]
+Work = Callable[[Source, web.Request], Any]
+Living = Callable[[Source, Queues | None], Any]
+"""With the snapshot of a living run."""
 
 
 class App:
@@ -47,24 +51,23 @@ class App:
         get("/health", _health)
         get("/metrics", self._metrics)
         get("/events", self._events, allow_head=False)
-        get("/api/run", self._run)
-        get("/api/queues", self._queues)
-        get("/api/steps", self._steps)
-        get("/api/timeline", self._timeline)
-        get("/api/lengths", self._lengths)
-        get("/api/rewards", self._rewards)
-        get("/api/prompts", self._prompts)
-        get("/api/responses", self._responses)
-        get("/api/logs", self._logs)
-        get("/api/prompts/{prompt}", self._prompt)
-        get("/api/samples/{step}/{prompt}/{index}", self._sample)
-        get("/api/store", self._store)
+        for path, work in ANSWERS.items():
+            get(f"/api/{path}", partial(self._answered, work))
+        for path, living in LIVING.items():
+            get(f"/api/{path}", partial(self._answered_living, living))
 
     def _get(self, path: str, handler: Handler, *, allow_head: bool = True) -> None:
         self.handlers[path] = handler
         self.application.router.add_get(path, handler, allow_head=allow_head)
 
-    async def _answer(self, request: web.Request, work: Work) -> web.Response:
+    async def _answered(self, work: Work, request: web.Request) -> web.Response:
+        return await self._answer(request, lambda source: work(source, request))
+
+    async def _answered_living(self, work: Living, request: web.Request) -> web.Response:
+        queues = await self._live.queues()
+        return await self._answer(request, lambda source: work(source, queues))
+
+    async def _answer(self, request: web.Request, work: Callable[[Source], Any]) -> web.Response:
         """`work` is called in the source's thread."""
         compress = "gzip" in request.headers.get("Accept-Encoding", "")
 
@@ -79,22 +82,6 @@ class App:
         headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
         return web.Response(body=body, content_type="application/json", headers=headers)
 
-    async def _run(self, request: web.Request) -> web.Response:
-        queues = await self._live.queues()
-        return await self._answer(request, lambda source: source.run(queues))
-
-    async def _queues(self, request: web.Request) -> web.Response:
-        queues = await self._live.queues()
-        return await self._answer(request, lambda source: source.queues(queues))
-
-    async def _steps(self, request: web.Request) -> web.Response:
-        after = integer(request.query, "after", -1)
-        return await self._answer(request, lambda source: source.steps(after))
-
-    async def _timeline(self, request: web.Request) -> web.Response:
-        since = number(request.query.get("since"), "since", 0.0)
-        return await self._answer(request, lambda source: source.timeline(since))
-
     async def _metrics(self, request: web.Request) -> web.Response:
         from rhymed.show.dashboard import prometheus
 
@@ -103,44 +90,6 @@ class App:
             return error(503, "the run is not alive, so it has no metrics to scrape")
         body = await self._thread.run(prometheus.exposition, queues)
         return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE})
-
-    async def _lengths(self, request: web.Request) -> web.Response:
-        return await self._answer(request, Source.lengths)
-
-    async def _rewards(self, request: web.Request) -> web.Response:
-        return await self._answer(request, Source.rewards)
-
-    async def _prompts(self, request: web.Request) -> web.Response:
-        query, sort = request.query.get("query", ""), request.query.get("sort", "id")
-        offset, limit = integer(request.query, "offset", 0, 0), integer(request.query, "limit", 50, 0)
-        order, kind = request.query.get("order", ""), request.query.get("kind", "")
-        return await self._answer(request, lambda source: source.prompts(query, sort, offset, limit, order, kind))
-
-    async def _responses(self, request: web.Request) -> web.Response:
-        query, start = request.query.get("query", ""), request.query.get("from", "")
-        return await self._answer(request, lambda source: source.responses(query, start))
-
-    async def _logs(self, request: web.Request) -> web.Response:
-        wanted = [
-            request.query.get(name, usual) for name, usual in (("level", "info"), ("process", ""), ("query", ""))
-        ]
-        libraries = integer(request.query, "libraries", 0) != 0
-        return await self._answer(request, lambda source: source.logs(*wanted, libraries=libraries))
-
-    async def _prompt(self, request: web.Request) -> web.Response:
-        return await self._answer(request, lambda source: source.prompt(request.match_info["prompt"]))
-
-    async def _sample(self, request: web.Request) -> web.Response:
-        match = request.match_info
-        step, index = whole(match["step"], "step"), whole(match["index"], "index")
-        by_token = integer(request.query, "tokens", 0) != 0
-        return await self._answer(
-            request, lambda source: source.sample(step, match["prompt"], index, by_token=by_token)
-        )
-
-    async def _store(self, request: web.Request) -> web.Response:
-        queues = await self._live.queues()
-        return await self._answer(request, lambda source: source.store(queues))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         with self._feed.hub.client() as client, when_lost(request, client.close):
@@ -161,6 +110,43 @@ class App:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def _prompts(source: Source, request: web.Request) -> Any:
+    query, sort = request.query.get("query", ""), request.query.get("sort", "id")
+    offset, limit = integer(request.query, "offset", 0, 0), integer(request.query, "limit", 50, 0)
+    return source.prompts(query, sort, offset, limit, request.query.get("order", ""), request.query.get("kind", ""))
+
+
+def _logs(source: Source, request: web.Request) -> Any:
+    query = request.query
+    libraries = integer(query, "libraries", 0) != 0
+    return source.logs(
+        query.get("level", "info"), query.get("process", ""), query.get("query", ""), libraries=libraries
+    )
+
+
+def _sample(source: Source, request: web.Request) -> Any:
+    match = request.match_info
+    step, index = whole(match["step"], "step"), whole(match["index"], "index")
+    return source.sample(step, match["prompt"], index, by_token=integer(request.query, "tokens", 0) != 0)
+
+
+LIVING: dict[str, Living] = {"run": Source.run, "queues": Source.queues, "store": Source.store}
+ANSWERS: dict[str, Work] = {
+    "steps": lambda source, request: source.steps(integer(request.query, "after", -1)),
+    "timeline": lambda source, request: source.timeline(number(request.query.get("since"), "since", 0.0)),
+    "lengths": lambda source, _: source.lengths(),
+    "rewards": lambda source, _: source.rewards(),
+    "prompts": _prompts,
+    "responses": lambda source, request: source.responses(
+        request.query.get("query", ""), request.query.get("from", "")
+    ),
+    "logs": _logs,
+    "prompts/{prompt}": lambda source, request: source.prompt(request.match_info["prompt"]),
+    "samples/{step}/{prompt}/{index}": _sample,
+}
+"""Path below /api/ -> what is answered."""
 
 
 async def _index(request: web.Request) -> web.StreamResponse:

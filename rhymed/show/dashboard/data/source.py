@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -232,7 +231,7 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 MOST_ROWS = 500  # prompts in one answer
 LISTED = 1000  # characters of a prompt in it
-PACKAGES = ("rhymed", "torch", "vllm")
+PACKAGES = ("python", "rhymed", "torch", "vllm")
 NO_ROWS = (
     "metrics.jsonl is not in the run's folder, though steps were trained: their curves, numbers and epochs cannot be"
     " shown; the timeline and the store are complete"
@@ -431,16 +430,8 @@ def encode(answer: Any) -> bytes:
 @cache
 def versions() -> dict[str, str | None]:
     """Of this installation; None: not installed."""
-    import platform
-
-    installed: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        installed[package] = None
-        for name in (package, f"{package}-cpu"):
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                installed[package] = metadata.version(name)
-                break
-    return installed
+    found = provenance.versions()
+    return {name: found.get(name) or found.get(f"{name}-cpu") for name in PACKAGES}
 
 
 def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
