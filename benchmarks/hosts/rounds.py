@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.provenance import other_machine, other_versions
 from rhymed.core.errors import ConfigError
-from rhymed.core.run.provenance import machine, other_machine, other_versions, versions
+from rhymed.core.run.provenance import machine, versions
 from rhymed_workers.weights.slices import DIGESTS
 
 KINDS = ("whole", "changes")

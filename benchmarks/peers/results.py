@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import other_machine, other_versions
 from rhymed.core.errors import ConfigError
-from rhymed.core.run.provenance import machine, other_machine, other_versions, versions
+from rhymed.core.run.provenance import machine, versions
 
 Measurement = dict[str, Any]
 WHO = ("rhymed", "TRL")

@@ -102,14 +102,14 @@ def _open(data: Dataset, seed: int) -> Iterator[tuple[str, Any]]:
         from rhymed.inputs.gym import read_gym
 
         return read_gym(data, None if isinstance(data, HeldOut) else seed)
+    if "://" in data.path:
+        raise DataError(f"data.path = {data.path!r}: nothing is read from an address: download the file, and name it")
     if data.source == "hub":
         from rhymed.inputs.hub import read_hub
 
         return ((where, as_json(value)) for where, value in read_hub(data, place(data)))
     from rhymed.inputs.files import read_jsonl, read_parquet
 
-    if "://" in data.path:
-        raise DataError(f"data.path = {data.path!r}: nothing is read from an address: download the file, and name it")
     path = Path(data.path).expanduser()
     if data.source == "jsonl":
         return read_jsonl(path)

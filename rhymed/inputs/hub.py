@@ -73,8 +73,6 @@ def _local(datasets: Any, data: Dataset) -> Any:
         raise DataError(
             f"{folder}: this kind of file cannot be read: name a *.jsonl, *.parquet, a folder or a hub id"
         )
-    if "://" in data.path:
-        raise DataError(f"data.path = {data.path!r}: nothing is read from an address: download the file, and name it")
     if not is_identifier(data.path):
         raise DataError(f"data.path = {data.path!r}: no such folder{similar(folder)}")
     return None

@@ -15,7 +15,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -169,18 +169,6 @@ def machine() -> dict[str, str]:
     if gpus := _gpus():
         facts["accelerators"] = ", ".join(gpus)
     return facts
-
-
-def other_machine(there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """In which facts of `machine` two differ; empty: in none. A newer kernel is the same machine."""
-    names = [name for name in {**there, **here} if name != "system" and there.get(name) != here.get(name)]
-    return "; ".join(f"{name} {there.get(name, 'none')}, here {here.get(name, 'none')}" for name in names)
-
-
-def other_versions(there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """Which versions differ; empty: none."""
-    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    return ", ".join(f"{name} {there.get(name, 'missing')} (now {here.get(name, 'missing')})" for name in names)
 
 
 def _processor() -> str:

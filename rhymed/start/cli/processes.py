@@ -42,14 +42,21 @@ def handle_worker(arguments: argparse.Namespace) -> NoReturn:
 
     from rhymed.core.messages.names import default_name, wrong_name
     from rhymed.core.run.layout import layout_of
-    from rhymed.core.service.process import serve
 
     where = layout_of(config)
     name = arguments.name or default_name(arguments.role, socket.gethostname(), os.getpid())
     if wrong := wrong_name(arguments.role, name):
         raise ConfigError(f"--name: {wrong}")
     build = _builder(arguments.role, config, where, name, arguments.node)
-    serve(build, log_file=where.log(name), level=config.run.log_level, check=_template(arguments.role, config, where))
+    _serve(build, config, where, name, _template(arguments.role, config, where))
+
+
+def _serve(
+    build: Callable[[], Service], config: Config, where: RunLayout, name: str, check: Callable[[], None] | None = None
+) -> NoReturn:
+    from rhymed.core.service.process import serve
+
+    serve(build, log_file=where.log(name), level=config.run.log_level, check=check)
 
 
 def _template(role: str, config: Config, where: RunLayout) -> Callable[[], None] | None:
@@ -109,15 +116,12 @@ def handle_broker(arguments: argparse.Namespace) -> NoReturn:
     config = read_config(arguments)
     from rhymed.core.run import folder
     from rhymed.core.run.layout import layout_of
-    from rhymed.core.service.process import serve
     from rhymed_broker.service import BrokerService
 
     where = layout_of(config)
     if not where.config.exists():  # written here if no other process has, so that other commands find the run
         folder.save(config)
-    stays: bool = arguments.stay
-    level = config.run.log_level
-    serve(lambda: BrokerService(config, where, stays=stays), log_file=where.log("broker"), level=level)
+    _serve(lambda: BrokerService(config, where, stays=arguments.stay), config, where, "broker")
 
 
 # `rhymed store`: runs the history store of a run.
@@ -132,11 +136,10 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 def handle_store(arguments: argparse.Namespace) -> NoReturn:
     config = read_config(arguments)
     from rhymed.core.run.layout import layout_of
-    from rhymed.core.service.process import serve
     from rhymed_store.service import StoreService
 
     where = layout_of(config)
-    serve(lambda: StoreService(config.store, where), log_file=where.log("store"), level=config.run.log_level)
+    _serve(lambda: StoreService(config.store, where), config, where, "store")
 
 
 # `rhymed upload`: keeps a run's copy on shared storage.
@@ -167,7 +170,6 @@ def handle_upload(arguments: argparse.Namespace) -> int:
         arguments.config = path / "config.json"
     config = read_config(arguments)
     from rhymed.core.run.layout import layout_of
-    from rhymed.core.service.process import serve
     from rhymed.records.remote.uploader import Uploader, finish
 
     where = layout_of(config)
@@ -175,11 +177,7 @@ def handle_upload(arguments: argparse.Namespace) -> int:
         raise ConfigError("run.remote is empty: name a folder of shared storage, e.g. -o run.remote=s3://bucket/runs")
     take_over, stays = arguments.take_over, arguments.stay
     if not arguments.once:
-        serve(
-            lambda: Uploader(config, where, take_over=take_over, stays=stays),
-            log_file=where.log("uploader"),
-            level=config.run.log_level,
-        )
+        _serve(lambda: Uploader(config, where, take_over=take_over, stays=stays), config, where, "uploader")
     if take_over:
         from rhymed.records.remote import head
 

@@ -12,7 +12,6 @@ from rhymed.core.run.stragglers import shown_states, starting, stragglers
 from rhymed.core.style import COLOURS, plain_table
 from rhymed.core.text import age, counted, readable, step_name
 from rhymed.start.cli.options import add_examples, add_where
-from rhymed.start.cli.steer import Where, where_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from rhymed.core.messages import Queues, SampleId
     from rhymed.core.run.timeline import Times
+    from rhymed.start.cli.steer import Where
 SHOWN = 4  # samples listed per worker, the longest held first
 NUMBERS = ("samples", "oldest", "holds", "version", "tokens", "for")  # right-aligned columns
 
@@ -48,6 +48,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def handle(arguments: argparse.Namespace) -> int:
     import asyncio
+
+    from rhymed.start.cli.steer import where_of
 
     where = where_of(arguments, "viewer")
     return asyncio.run(_show(where, watch=arguments.watch, raw=arguments.json))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.core.errors import ConfigError
-from rhymed.start.cli.options import LATEST, add_examples, add_where
+from rhymed.start.cli.options import LATEST, add_examples, add_where, number_type
 
 if TYPE_CHECKING:
     from rhymed.start.cli.steer import Where
@@ -21,19 +21,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(handler=handle)
     add_examples(parser, "rhymed top", "rhymed top runs/quickstart --every 0.5")
     parser.add_argument(
-        "--every", type=_seconds, default=1.0, metavar="S", help="seconds between updates (default: 1)"
+        "--every",
+        type=number_type(float, lambda value: 0.1 <= value <= 3600, "of seconds from 0.1 to 3600"),
+        default=1.0,
+        metavar="S",
+        help="seconds between updates (default: 1)",
     )
     add_where(parser)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
-    return value
 
 
 def handle(arguments: argparse.Namespace) -> int:
