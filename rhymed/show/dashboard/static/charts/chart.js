@@ -17,6 +17,17 @@ export class ZoomGroup {
     }
 }
 
+/** The figure of a chart: `tools` are next to its title, the rest is below. */
+export function framed({ title, unit }, tools, ...below) {
+    const heading = h("h3", {}, title, unit ? h("small", {}, ` ${unit}`) : "");
+    return h("figure", { class: "panel chart", "data-chart": title }, h("figcaption", {}, heading, ...tools), ...below);
+}
+
+export function logButton(onclick) {
+    const options = { type: "button", class: "small", "aria-pressed": "false", title: "Logarithmic scale", onclick };
+    return h("button", options, "log");
+}
+
 export class Chart {
     /**
      * `options`: title, unit, note (shown while there is no point), absent (shown while no point has a value), optional
@@ -32,37 +43,14 @@ export class Chart {
         this.host = h("div", { class: "plot" });
         this.none = h("p", { class: "none" }, options.note);
         this.at = h("span", { class: "at muted" });
-        this.logButton = h(
-            "button",
-            {
-                type: "button",
-                class: "small",
-                "aria-pressed": "false",
-                title: "Logarithmic scale",
-                onclick: () => this.toggleLog(),
-            },
-            "log",
-        );
+        this.logButton = logButton(() => this.toggleLog());
         this.allButton = h(
             "button",
             { type: "button", class: "small", hidden: true, onclick: () => this.everything() },
             "show all",
         );
-        this.element = h(
-            "figure",
-            { class: "panel chart", "data-chart": options.title },
-            h(
-                "figcaption",
-                {},
-                h("h3", {}, options.title, options.unit ? h("small", {}, ` ${options.unit}`) : ""),
-                this.at,
-                this.allButton,
-                options.stack ? "" : this.logButton,
-            ),
-            this.legend,
-            this.host,
-            this.none,
-        );
+        const tools = [this.at, this.allButton, options.stack ? "" : this.logButton];
+        this.element = framed(options, tools, this.legend, this.host, this.none);
         options.group?.charts.add(this);
         this.draw = onFrame(() => this.paint());
         this.leave = onTheme(() => this.plot?.redraw(false));

@@ -5,6 +5,7 @@
 import { fill, onFrame, h, option, setText } from "../lib/dom.js";
 import { capital, epochName, number, percent, plural, withUnit } from "../lib/format.js";
 import { colour, onTheme } from "../lib/theme.js";
+import { framed, logButton } from "./chart.js";
 
 const LABEL = 76; // pixels to the left of the rows
 const ALL = 154; // pixels of all rows: the card is as high as the curves next to it
@@ -18,34 +19,12 @@ export class Ridges {
         this.epochs = [];
         this.canvas = h("canvas", { role: "img", tabindex: "0", "aria-label": options.title });
         this.compare = h("select", { "aria-label": "Compare all epochs with", onchange: () => this.draw() });
-        this.log = h(
-            "button",
-            {
-                type: "button",
-                class: "small",
-                "aria-pressed": "false",
-                title: "Logarithmic scale",
-                onclick: () => this.toggle(),
-            },
-            "log",
-        );
+        this.log = logButton(() => this.toggle());
         this.status = h("p", { class: "status", role: "status" });
         this.none = h("p", { class: "none" }, options.note);
         this.host = h("div", { class: "ridges" }, this.canvas);
-        this.element = h(
-            "figure",
-            { class: "panel chart", "data-chart": options.title },
-            h(
-                "figcaption",
-                {},
-                h("h3", {}, options.title, options.unit ? h("small", {}, ` ${options.unit}`) : ""),
-                this.compare,
-                options.fromZero ? this.log : "",
-            ),
-            this.status,
-            this.host,
-            this.none,
-        );
+        const tools = [this.compare, options.fromZero ? this.log : ""];
+        this.element = framed(options, tools, this.status, this.host, this.none);
         this.draw = onFrame(() => this.paint());
         this.canvas.addEventListener("pointermove", (event) => this.point(event));
         this.canvas.addEventListener("pointerleave", () => this.summarise());

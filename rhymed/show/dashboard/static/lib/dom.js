@@ -35,6 +35,18 @@ export function empty(title, text) {
     return h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, text));
 }
 
+/** A section with a heading. `name`: its class, and the beginning of the heading's id. */
+export function panel(title, name, ...content) {
+    const properties = { class: `panel ${name}`, "aria-labelledby": `${name}-title` };
+    return h("section", properties, h("h3", { id: `${name}-title` }, title), content);
+}
+
+/** `titles`: of the columns; `rows`: elements. */
+export function tableOf(titles, rows, properties = {}) {
+    const heads = titles.map((title) => h("th", { scope: "col" }, title));
+    return h("table", properties, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows));
+}
+
 export function option(value, label = value) {
     return h("option", { value }, label);
 }

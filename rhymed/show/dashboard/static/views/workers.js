@@ -1,7 +1,7 @@
 // The second tab: the workers' timeline, their present state, and events. Owns the table; the Gantt chart is gantt.js.
 
 import { SAVED } from "../lib/api.js";
-import { empty, fill, onFrame, h } from "../lib/dom.js";
+import { empty, fill, onFrame, h, tableOf } from "../lib/dom.js";
 import { age, clock, eventText, number, percent, seconds, whole } from "../lib/format.js";
 import { hinted } from "../lib/scroll.js";
 import { Gantt } from "../charts/gantt.js";
@@ -77,23 +77,10 @@ export class Workers {
         else
             fill(
                 this.table,
-                h(
-                    "table",
+                tableOf(
+                    HEADS,
+                    rows.slice(0, MOST).map((worker) => this.row(worker, now.get(worker.name))),
                     { class: "workers" },
-                    h(
-                        "thead",
-                        {},
-                        h(
-                            "tr",
-                            {},
-                            HEADS.map((title) => h("th", { scope: "col" }, title)),
-                        ),
-                    ),
-                    h(
-                        "tbody",
-                        {},
-                        rows.slice(0, MOST).map((worker) => this.row(worker, now.get(worker.name))),
-                    ),
                 ),
                 rows.length > MOST
                     ? h(

@@ -1,17 +1,12 @@
 // What is wrong in the newest steps, and what to change. Owns its panel, which is hidden for a healthy run.
 
-import { fill, h } from "../../lib/dom.js";
+import { fill, h, panel } from "../../lib/dom.js";
 
 export class AdvicePanel {
     constructor(state) {
         this.state = state;
         this.list = h("ul", {});
-        this.element = h(
-            "section",
-            { class: "panel advice", "aria-labelledby": "advice-title", hidden: true },
-            h("h3", { id: "advice-title" }, "Advice"),
-            this.list,
-        );
+        this.element = panel("Advice", "advice", this.list);
         state.on("steps", () => this.paint());
         this.paint();
     }

@@ -1,6 +1,6 @@
 // The table of epochs: one row per epoch, with bars that compare them.
 
-import { h } from "../../lib/dom.js";
+import { h, tableOf } from "../../lib/dom.js";
 import { number, percent, seconds, whole } from "../../lib/format.js";
 
 const MOST = 200; // rows: the newest epochs
@@ -32,8 +32,8 @@ export function epochTable(epochs) {
             {},
             COLUMNS.map(([, key, format, bar]) => h("td", {}, cell(epoch[key], format, bar && tops[key]))),
         );
-    const heads = COLUMNS.map(([title]) => h("th", { scope: "col" }, title));
-    return h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, epochs.slice(-MOST).map(row)));
+    const titles = COLUMNS.map(([title]) => title);
+    return tableOf(titles, epochs.slice(-MOST).map(row));
 }
 
 function cell(value, format, top) {

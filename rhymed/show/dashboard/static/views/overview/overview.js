@@ -3,7 +3,7 @@
 import { Chart, ZoomGroup } from "../../charts/chart.js";
 import { boundaries } from "../../charts/plot.js";
 import { evaluations, scorers, SMOOTH, smoothed } from "../../charts/series.js";
-import { fill, h } from "../../lib/dom.js";
+import { fill, h, panel } from "../../lib/dom.js";
 import { epochName } from "../../lib/format.js";
 import { hinted } from "../../lib/scroll.js";
 import { Ridges } from "../../charts/ridges.js";
@@ -52,11 +52,7 @@ export class Overview {
 
     sections() {
         const elements = (charts) => charts.map(([chart]) => chart.element);
-        this.healthRow = titled(
-            "Training health",
-            "health",
-            h("div", { class: "grid" }, elements(this.health)),
-        );
+        this.healthRow = panel("Training health", "health", h("div", { class: "grid" }, elements(this.health)));
         return [
             h(
                 "div",
@@ -76,7 +72,7 @@ export class Overview {
                 this.byEpoch.element,
                 this.growth.element,
             ),
-            titled("Epochs", "epochs", this.table),
+            panel("Epochs", "epochs", this.table),
         ];
     }
 
@@ -138,13 +134,4 @@ function columns(rows, series) {
         colour,
         ...more,
     }));
-}
-
-function titled(title, name, content) {
-    return h(
-        "section",
-        { class: `panel ${name}`, "aria-labelledby": `${name}-title` },
-        h("h3", { id: `${name}-title` }, title),
-        content,
-    );
 }

@@ -1,7 +1,7 @@
 // Every queue with its depth and the age of its oldest sample, and the states of the samples of the open steps. Owns its
 // panel, which is shown only while the run is alive. Knows only the broker's newest snapshot.
 
-import { fill, onFrame, h } from "../../lib/dom.js";
+import { fill, onFrame, h, panel } from "../../lib/dom.js";
 import { age, plural, stepName, whole } from "../../lib/format.js";
 
 const MOST = 6; // open steps shown: those trained next, and the last
@@ -24,13 +24,8 @@ export class QueuePanel {
         this.state = state;
         this.queues = h("ul", { class: "queues", "aria-label": "Queues" });
         this.steps = h("ul", { class: "open-steps", "aria-label": "Open steps" });
-        this.element = h(
-            "section",
-            { class: "panel now", "aria-labelledby": "now-title", hidden: true },
-            h("h3", { id: "now-title" }, "Queues"),
-            this.queues,
-            this.steps,
-        );
+        this.element = panel("Queues", "now", this.queues, this.steps);
+        this.element.hidden = true;
         this.draw = onFrame(() => this.paint());
         state.on("queues connection", this.draw);
         this.draw();

@@ -1,7 +1,7 @@
 // What a reader asks first of a run that is over: its sums, and what it reached on held-out prompts.
 
 import { SAVED } from "../../lib/api.js";
-import { h } from "../../lib/dom.js";
+import { h, panel, tableOf } from "../../lib/dom.js";
 import { number } from "../../lib/format.js";
 import { hinted } from "../../lib/scroll.js";
 
@@ -27,32 +27,10 @@ export function heldOut(evaluations) {
             h("th", { scope: "row" }, key.slice("val/".length)),
             [first, last].map((row) => h("td", {}, number(row[key]))),
         );
-    const table = h(
-        "table",
-        { class: "held-out" },
-        h(
-            "thead",
-            {},
-            h(
-                "tr",
-                {},
-                head.map((title) => h("th", { scope: "col" }, title)),
-            ),
-        ),
-        h("tbody", {}, keys.map(row)),
-    );
+    const table = tableOf(head, keys.map(row), { class: "held-out" });
     return panel(
         "Evaluation on held-out prompts",
         "held-out",
         hinted(h("div", { class: "scroll tall" }, table)),
-    );
-}
-
-function panel(title, name, content) {
-    return h(
-        "section",
-        { class: `panel ${name}`, "aria-labelledby": `${name}-title` },
-        h("h3", { id: `${name}-title` }, title),
-        content,
     );
 }
