@@ -42,7 +42,7 @@ class Columns:
         row = self._with_prompt(where, value)
         for column in sorted(self._named - row.keys()):
             raise DataError(
-                f"{where}: no column {column!r}{_near(column, row)} (data.template = {self._data.template!r})"
+                f"{where}: no column {column!r}{near(column, row)} (data.template = {self._data.template!r})"
             )
         if isinstance(row["prompt"], list):
             row = {**row, "prompt": [_message(message) for message in row["prompt"]]}
@@ -56,8 +56,7 @@ class Columns:
     def _with_prompt(self, where: str, row: Row) -> Row:
         if self._chosen:
             if self._chosen not in row:
-                near = _near(self._chosen, row)
-                raise DataError(f"{where}: no column {self._chosen!r} (data.prompt_column){near}")
+                raise DataError(f"{where}: no column {self._chosen!r} (data.prompt_column){near(self._chosen, row)}")
             return row if self._chosen == "prompt" else {**row, "prompt": row[self._chosen]}
         if "prompt" in row:
             return row
@@ -134,7 +133,8 @@ def has_system(prompt: Any) -> bool:
     return _is_chat(prompt) and bool(prompt[0]["role"] == "system")
 
 
-def _near(column: str, row: Row) -> str:
+def near(column: str, row: Row) -> str:
+    """What a column that the row lacks may mean, for the end of an error."""
     close = difflib.get_close_matches(column, row, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; columns: {', '.join(map(str, row)) or 'none'}"
 

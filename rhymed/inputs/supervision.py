@@ -10,7 +10,6 @@ tokenizer from disk.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from rhymed.core.config import Config, Data, Teacher
 from rhymed.core.errors import ConfigError, DataError
 from rhymed.core.text import short
 from rhymed.inputs.chats import Chat
+from rhymed.inputs.columns import near
 from rhymed.inputs.models import resolve_model
 from rhymed.inputs.render import Renderer, load_tokenizer, messages
 from rhymed.inputs.rows import Row
@@ -85,9 +85,7 @@ def _end_of_turn(tokenizer: Any, stops: list[int]) -> int:
 def column_text(where: str, row: Row, column: str, key: str) -> str:
     """The column as text. `key` names the setting for errors. Raises `DataError`."""
     if column not in row:
-        close = difflib.get_close_matches(column, row, n=1)
-        near = f"; did you mean {close[0]!r}?" if close else f"; columns: {', '.join(row)}"
-        raise DataError(f"{where}: no column {column!r} ({key}){near}")
+        raise DataError(f"{where}: no column {column!r} ({key}){near(column, row)}")
     text = _text(row[column])
     if text is None or not text.strip():
         raise DataError(

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from rhymed.core.text import short
@@ -128,7 +129,7 @@ class Table:
     version: str  # whose defaults these are
     defaults: Mapping[str, Any]
     entries: Sequence[Entry]
-    dropped: Mapping[str, str]  # name or pattern -> reason; settings that no entry reads
+    dropped: Mapping[str, str]  # reason -> names and patterns, with spaces between them, that no entry reads
     silent: frozenset[str] = field(default_factory=frozenset)  # patterns of names that are not mentioned
 
     @property
@@ -160,7 +161,8 @@ class Table:
         for name in given:
             if name in read or any(fnmatchcase(name, pattern) for pattern in self.silent):
                 continue
-            found = (reason for pattern, reason in self.dropped.items() if fnmatchcase(name, pattern))
+            fits = partial(fnmatchcase, name)
+            found = (reason for reason, patterns in self.dropped.items() if any(map(fits, patterns.split())))
             if (reason := next(found, None)) is None:
                 yield Note(
                     name,

@@ -165,28 +165,22 @@ ENTRIES = (
 )
 
 DROPPED = {
-    **dict.fromkeys(
-        (f"{MODEL}.use_*", f"{ACTOR}.use_torch_compile", f"{ACTOR}.use_remove_padding"),
-        "kernels and packing are the trainer's own",
+    "kernels and packing are the trainer's own": (
+        f"{MODEL}.use_* {ACTOR}.use_torch_compile {ACTOR}.use_remove_padding"
     ),
-    **dict.fromkeys(
-        (f"{ACTOR}.fsdp*", f"{ACTOR}.megatron*", f"{ACTOR}.strategy", f"{ACTOR}.ulysses*", "actor_rollout_ref.ref.*"),
-        "weights are shared over trainer.gpus ranks; the reference model needs no settings",
+    "weights are shared over trainer.gpus ranks; the reference model needs no settings": (
+        f"{ACTOR}.fsdp* {ACTOR}.megatron* {ACTOR}.strategy {ACTOR}.ulysses* actor_rollout_ref.ref.*"
     ),
-    f"{ACTOR}.*": "it has no effect on what is learned here, or is off",
-    f"{ROLLOUT}.*": "engines are vLLM; rollout.engine_args takes its arguments by their names",
-    f"{MODEL}.*": "the model is loaded as it is",
-    "actor_rollout_ref.*": "engines and trainer are processes of their own",
-    "critic.*": "the critic has the settings of trainer.critic; the others are the trainer's",
-    "data.*": "rows are read by rhymed",
-    **dict.fromkeys(
-        ("ray*", "transfer_queue*", "global_profiler*", "skip*", "distillation*"),
-        "there is no counterpart to need it",
-    ),
-    **dict.fromkeys(("trainer.*", "algorithm.*"), "it is off, or changes neither samples nor losses"),
-    **dict.fromkeys(
-        ("reward*", "custom_reward_function*", "sandbox_fusion*"), "see docs/rewards.md for limits and sandboxes"
-    ),
+    "it has no effect on what is learned here, or is off": f"{ACTOR}.*",
+    "engines are vLLM; rollout.engine_args takes its arguments by their names": f"{ROLLOUT}.*",
+    "the model is loaded as it is": f"{MODEL}.*",
+    "engines and trainer are processes of their own": "actor_rollout_ref.*",
+    "the critic has the settings of trainer.critic; the others are the trainer's": "critic.*",
+    "rows are read by rhymed": "data.*",
+    "there is no counterpart to need it": "ray* transfer_queue* global_profiler* skip* distillation*",
+    "it is off, or changes neither samples nor losses": "trainer.* algorithm.*",
+    "see docs/rewards.md for limits and sandboxes": "reward* custom_reward_function* sandbox_fusion*",
 }
+"""As in TRL's table."""
 
 VERL = Table("verl", "0.9.1", DEFAULTS, ENTRIES, DROPPED, frozenset(("processes", "defaults", "hydra*", "*_target_")))
