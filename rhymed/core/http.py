@@ -268,15 +268,15 @@ QUOTED = 80  # characters of what a stranger sent
 
 
 class Quiet(logging.Filter):
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._throttle, self._clock = LogThrottle(), clock
+        self._throttle = LogThrottle()
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, ConnectionError):
             return False  # the client left
-        suffix = self._throttle.permit(self._clock())
+        suffix = self._throttle.permit(time.monotonic())
         if suffix is None:
             return False
         text = record.getMessage()

@@ -31,9 +31,9 @@ def visible(text: str) -> str:
     return "".join(c if _is_shown(c) or c == "\n" else " " if c == "\t" else REPLACED for c in text)
 
 
-def indented(text: str, by: str = "    ") -> str:
+def indented(text: str) -> str:
     """`visible`, with every line but the first one indented: none can pass for a line of somebody else."""
-    return visible(text).replace("\n", f"\n{by}")
+    return visible(text).replace("\n", "\n    ")
 
 
 def json_visible(text: str, encoding: str = "utf-8") -> str:

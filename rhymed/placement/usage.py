@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import psutil
@@ -170,12 +170,12 @@ class UsageMeter:
         return Usage(cpu=round(cpu, 3), memory=memory, processes=processes, gpus=gpus, failures=failures)
 
 
-def meter(config: Config, role: Role, environment: Mapping[str, str] = os.environ) -> UsageMeter:
+def meter(config: Config, role: Role) -> UsageMeter:
     """With GPUs if a worker of this role computes on them."""
     uses = {"rollout": generates_on_gpus, "trainer": trains_on_gpus}.get(role)
     if uses is None or not uses(config) or torch_is_for_cpus():
         return UsageMeter()
-    return UsageMeter(Devices(load(), environment.get(VISIBLE)))
+    return UsageMeter(Devices(load(), os.environ.get(VISIBLE)))
 
 
 # Processors and memory in use by a process and all its descendants, by psutil.

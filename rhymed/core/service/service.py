@@ -29,8 +29,8 @@ DRAIN_S = 5.0  # well below the time that a supervisor or container engine waits
 class LagMeter:
     """How late the event loop wakes a sleeper: the queueing delay of everything that runs on it."""
 
-    def __init__(self, window: int = 400) -> None:
-        self._late_s: deque[float] = deque(maxlen=window)
+    def __init__(self) -> None:
+        self._late_s: deque[float] = deque(maxlen=400)
         self.turns = 0  # of the event loop, as far as we saw
 
     async def watch(self) -> None:

@@ -4,7 +4,7 @@ Pure. Invariant: the runs of a sample are all of its response tokens, in their o
 those of turn n are the n-th, if it has one row and as many answers as turns. Otherwise, as with an answer without
 tokens between two turns, it has its calls, but no run has them.
 
-`pieces` splits its text where drafts and turns begin.
+`pieces_of_runs` splits its text where drafts and turns begin.
 """
 
 from __future__ import annotations
@@ -147,16 +147,11 @@ class Piece(NamedTuple):
     drafted: bool | None  # None: unknown
 
 
-def pieces(decode: Decode, tokens: NDArray[np.uint32], drafted: NDArray[np.bool_] | None) -> list[Piece]:
-    """`drafted`: per token. One piece where that is unknown, or where the text cannot be split."""
-    return pieces_of_runs(decode, tokens, drafted, [0])[0]
-
-
 def pieces_of_runs(
     decode: Decode, tokens: NDArray[np.uint32], drafted: NDArray[np.bool_] | None, runs: Sequence[int]
 ) -> list[list[Piece]]:
-    """As above, for each run of the response; `runs`: where they begin, 0 first. All text is in the first run where
-    it cannot be split."""
+    """For each run of the response; `runs`: where they begin, 0 first. `drafted`: per token; one piece where that is
+    unknown. All text is one piece of the first run where it cannot be split."""
     (whole,) = decode([tokens])
     none: list[list[Piece]] = [[] for _ in runs[1:]]
     if not len(tokens) or (drafted is None and not none):

@@ -31,17 +31,15 @@ from rhymed.show.top.state import UiState
 TICK_S = 1.0  # between updates of the times on the screen while the broker does not answer
 WHEEL = 3  # rows
 
-Clock = Callable[[], float]
-
 
 class ScreenWidget(Widget, can_focus=True):
     """The screen as lines. `frame` is what it shows."""
 
     DEFAULT_CSS = "ScreenWidget { width: 1fr; height: 1fr; }"
 
-    def __init__(self, ui: UiState, act: Callable[[Effect], None], clock: Clock) -> None:
+    def __init__(self, ui: UiState, act: Callable[[Effect], None]) -> None:
         super().__init__()
-        self._ui, self._act, self._clock = ui, act, clock
+        self._ui, self._act = ui, act
         self._strips: list[Strip] = []
         self._texts: list[Text] = []
         self._pen = Terminal(force_terminal=True, color_system="truecolor", width=1000)
@@ -52,7 +50,7 @@ class ScreenWidget(Widget, can_focus=True):
         width, height = self.size
         if not width or not height:
             return
-        self.frame = paint(self._ui, width, height, self._clock())
+        self.frame = paint(self._ui, width, height, time.monotonic())
         before, self._texts = self._texts, self.frame.lines
         strips, self._strips = self._strips, []
         for number, line in enumerate(self._texts):
@@ -100,17 +98,10 @@ class Top(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = []
     CSS = "Screen { background: ansi_default; color: ansi_default; overflow: hidden; }"
 
-    def __init__(
-        self,
-        client: Client,
-        ui: UiState,
-        every_s: float = 1.0,
-        clock: Clock = time.monotonic,
-        folder: Path | None = None,
-    ) -> None:
+    def __init__(self, client: Client, ui: UiState, every_s: float = 1.0, folder: Path | None = None) -> None:
         super().__init__(ansi_color=True)
         self.ui = ui
-        self.screen_widget = ScreenWidget(ui, self.act, clock)
+        self.screen_widget = ScreenWidget(ui, self.act)
         self.poller = Poller(client, ui, self.screen_widget.repaint, every_s, folder)
         self._tasks: set[asyncio.Task[None]] = set()
 

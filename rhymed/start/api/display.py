@@ -1,6 +1,6 @@
 """Where a run's progress is shown while a program waits for it: a terminal, a notebook, or nowhere.
 
-`Terminal`, `Notebook` and `Silent` are the three; `Progress` is the content in a notebook.
+`Terminal` and `Notebook` are two, `Display` alone is the third; `Progress` is the content in a notebook.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rhymed.core.config.load import load_run
 from rhymed.core.messages import Queues
@@ -24,8 +24,12 @@ from rhymed.start.launch.events import AnyEvent, Closing, Failed, Line, Notice, 
 from rhymed.start.launch.screen import Screen, phases
 
 
-class Display(Protocol):
-    def handle(self, event: AnyEvent) -> None: ...
+class Display:
+    """Shows nothing: what the others are made of."""
+
+    def handle(self, event: AnyEvent) -> None:
+        pass
+
     def tick(self) -> None:
         """Time has passed without an event."""
 
@@ -36,7 +40,7 @@ class Display(Protocol):
 def choose(progress: bool | None) -> Display:
     """None: a notebook's cell or the terminal, whichever there is; True: the same; False: nothing."""
     if progress is False:
-        return Silent()
+        return Display()
     if in_notebook():
         return Notebook()
     return Terminal()
@@ -49,18 +53,7 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-class Silent:
-    def handle(self, event: AnyEvent) -> None:
-        pass
-
-    def tick(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Terminal:
+class Terminal(Display):
     """As `rhymed run` shows it: updated in place on a terminal, else one line per step."""
 
     def __init__(self) -> None:
@@ -81,9 +74,6 @@ class Terminal:
             elif isinstance(event, Closing):
                 self._screen.closing(event.finished, event.why)
                 self.close()
-
-    def tick(self) -> None:
-        pass
 
     def close(self) -> None:
         if self._screen is not None:
@@ -183,7 +173,7 @@ def _curve(rewards: list[float]) -> str:
     return f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="reward per step">{line}</svg><br>{scale}'
 
 
-class Notebook:
+class Notebook(Display):
     """A display that owns one output of the cell that is running."""
 
     def __init__(self) -> None:

@@ -227,7 +227,7 @@ class _Writer:
         if not self._is_new(name, value):
             return
         source = _source(value)
-        for used in _used_names(source, annotated=self._annotated):
+        for used in used_names(source, annotated=self._annotated):
             found, other = _look_up(used, value, self._home)
             if found:
                 self.need(used, other, name)
@@ -291,7 +291,7 @@ def _look_up(name: str, user: Any, home: str) -> tuple[bool, Any]:
     return False, None
 
 
-def _used_names(source: str, *, annotated: bool) -> list[str]:
+def used_names(source: str, *, annotated: bool) -> list[str]:
     """Names that the definition does not bind itself, in order. `annotated`: with those of functions' annotations."""
     tree = ast.parse(source)
     for node in () if annotated else ast.walk(tree):

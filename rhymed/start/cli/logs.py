@@ -79,12 +79,13 @@ def handle(arguments: argparse.Namespace) -> int:
     libraries = arguments.libraries or arguments.json
     step = None if arguments.step is None else arguments.step - 1
     wanted = Filter(arguments.level, arguments.process, step, sample, libraries)
-    since = since_stamp(arguments.since, _now()) if arguments.since else UNKNOWN_TIME
-    page = Formatter(colours=_colours())
+    now = datetime.datetime.now().astimezone()
+    since = since_stamp(arguments.since, now) if arguments.since else UNKNOWN_TIME
+    page = Formatter(colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
     follower = Follower(*folders) if arguments.follow else None
     try:
         if sample and not arguments.json:
-            sys.stdout.write("\n".join(_visible(story.summary(folder, sample))) + "\n")
+            sys.stdout.write("\n".join(map(visible, story.summary(folder, sample))) + "\n")
         ends = follower.begins if follower else {}
         hidden: Counter[str] = Counter()
         found: Iterable[Entry] = _wanted(merged(chosen, since, wanted.needle, ends), wanted, hidden)
@@ -116,10 +117,6 @@ def _wanted(entries: Iterable[Entry], wanted: Filter, hidden: Counter[str]) -> I
 def _name_hidden(hidden: Counter[str]) -> None:
     names = ", ".join(library for library, _ in hidden.most_common())
     show(f"not shown: {counted(hidden.total(), 'line')} of {names}; --libraries shows them", file=sys.stderr)
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now().astimezone()
 
 
 def _log_folders(folder: Path, also: list[Path] | None) -> list[Path]:
@@ -199,11 +196,3 @@ def _nothing(arguments: argparse.Namespace, chosen: list[Log]) -> None:
     newest = max((file.stat().st_mtime for log in chosen for file in log.files), default=0.0)
     when = datetime.datetime.fromtimestamp(newest)
     show(f"no matching line; the last one was written {when:%Y-%m-%d %H:%M:%S}", file=sys.stderr)
-
-
-def _visible(lines: Iterable[str]) -> Iterator[str]:
-    return map(visible, lines)
-
-
-def _colours() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -122,16 +122,14 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     add_override(parser)
 
 
-def add_override(
-    parser: argparse.ArgumentParser, about: str = "change a setting, e.g. -o trainer.lr=2e-6; repeatable"
-) -> None:
+def add_override(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--override",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help=about,
+        help="change a setting, e.g. -o trainer.lr=2e-6; repeatable",
     )
     parser.add_argument(
         "--insecure",

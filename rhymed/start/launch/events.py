@@ -13,8 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Protocol, Self, TypeAlias, cast
+from typing import Self, TypeAlias, cast
 
 import msgspec
 
@@ -77,13 +76,15 @@ class Ended(Event, frozen=True, tag="ended"):
 AnyEvent: TypeAlias = Line | Started | Snapshot | Notice | Closing | Failed | Ended
 
 
-class View(Protocol):
+class View:
     """What shows a run while its processes are supervised: a screen, or a program that reads events."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is shown any more, but for `failed`."""
+
     def report(self, event: str) -> None:
         """Something happened to a process."""
 
@@ -97,20 +98,12 @@ class View(Protocol):
         """After the block: why the run has failed, and how to resume it."""
 
 
-class Program:
+class Program(View):
     """A view that writes events into a pipe, of which it becomes the only writer."""
 
     def __init__(self, pipe: int) -> None:
         os.set_blocking(pipe, False)
         self._pipe, self._unsent, self._gone = pipe, b"", False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        pass
 
     def report(self, event: str) -> None:
         self.send(Notice(event))

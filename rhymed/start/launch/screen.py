@@ -10,7 +10,6 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from rich.console import Group
@@ -29,6 +28,7 @@ from rhymed.show.dashboard import listen
 from rhymed.show.dashboard.auth import TOKEN_FILE
 from rhymed.show.top.screen import glance
 from rhymed.show.top.state import Absent, Connection, UiState
+from rhymed.start.launch.events import View
 
 STARTING_S = 30.0  # between plain lines while a process is starting
 SILENT_S = 5.0  # of a broker that has answered before
@@ -41,7 +41,7 @@ NUMBERS = re.compile(r"(?<![\w/-])[0-9][0-9.,]*(?![\w-])")
 """Numbers that keep changing in an otherwise equal sentence."""
 
 
-class Screen:
+class Screen(View):
     def __init__(self, config: Config, layout: RunLayout, *, plain: bool, console: Terminal | None = None) -> None:
         self._console = console or Terminal()
         self._live = None if plain else Live(console=self._console, refresh_per_second=4, transient=True)
@@ -74,9 +74,7 @@ class Screen:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 

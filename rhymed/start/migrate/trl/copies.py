@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
+from rhymed.start.api.inputs import used_names
 from rhymed.start.migrate.entries import Unknown
 from rhymed.start.migrate.trl.script import PARSE, Script, callee, is_main
 
@@ -166,16 +167,9 @@ def conditional(text: str) -> str:
 
 def undefined(text: str) -> list[str]:
     """Names that the module's functions use and nothing defines."""
-    table = symtable.symtable(text, "module", "exec")
-    own = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
-    own |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_namespace()} | set(vars(builtins))
-    used = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
-    todo = table.get_children()
-    while todo:
-        inner = todo.pop()
-        used |= {symbol.get_name() for symbol in inner.get_symbols() if symbol.is_global()}
-        todo += inner.get_children()
-    return sorted(used - own - {"__file__", "__name__"})
+    symbols = symtable.symtable(text, "module", "exec").get_symbols()
+    own = {one.get_name() for one in symbols if one.is_assigned() or one.is_imported() or one.is_namespace()}
+    return sorted({*used_names(text, annotated=True)} - own - {*vars(builtins), "__file__", "__name__"})
 
 
 def _defines(statement: ast.stmt) -> Iterator[str]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymed.records.history.folder import Decode
-from rhymed.records.history.responses import pieces
+from rhymed.records.history.responses import Piece, pieces_of_runs
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,10 @@ def tokens_of(tokenizer_of):
         return np.array([tokenizer_of.token_to_id(letter) for letter in word], np.uint32)
 
     return encode
+
+
+def pieces(decode: Decode, tokens: np.ndarray, drafted: np.ndarray | None) -> list[Piece]:
+    return pieces_of_runs(decode, tokens, drafted, [0])[0]
 
 
 def mask(text: str) -> np.ndarray:
