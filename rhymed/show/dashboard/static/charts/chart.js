@@ -20,11 +20,22 @@ export class ZoomGroup {
 /** The figure of a chart: `tools` are next to its title, the rest is below. */
 export function framed({ title, unit }, tools, ...below) {
     const heading = h("h3", {}, title, unit ? h("small", {}, ` ${unit}`) : "");
-    return h("figure", { class: "panel chart", "data-chart": title }, h("figcaption", {}, heading, ...tools), ...below);
+    return h(
+        "figure",
+        { class: "panel chart", "data-chart": title },
+        h("figcaption", {}, heading, ...tools),
+        ...below,
+    );
 }
 
 export function logButton(onclick) {
-    const options = { type: "button", class: "small", "aria-pressed": "false", title: "Logarithmic scale", onclick };
+    const options = {
+        type: "button",
+        class: "small",
+        "aria-pressed": "false",
+        title: "Logarithmic scale",
+        onclick,
+    };
     return h("button", options, "log");
 }
 

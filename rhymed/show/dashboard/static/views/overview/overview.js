@@ -52,7 +52,11 @@ export class Overview {
 
     sections() {
         const elements = (charts) => charts.map(([chart]) => chart.element);
-        this.healthRow = panel("Training health", "health", h("div", { class: "grid" }, elements(this.health)));
+        this.healthRow = panel(
+            "Training health",
+            "health",
+            h("div", { class: "grid" }, elements(this.health)),
+        );
         return [
             h(
                 "div",
