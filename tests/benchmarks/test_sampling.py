@@ -23,6 +23,7 @@ print(json.dumps([gpu.cell(rows, 700, "cpu", 1) for rows in (1, 20)]))
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.timeout(900)
+@pytest.mark.thorough
 def test_a_cell_compares_three_ways_and_counts_equal_tokens() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)

@@ -24,6 +24,7 @@ def test_rows_have_their_tokens() -> None:
     assert [bound[-1] - bound[0] for bound in batch.bounds] == [60] * 3
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_or_fails_is_a_row_and_the_others_train(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GiB are free" in step(Cell(1 << 32), "cpu")["skipped"]
     from benchmarks.gpu import trainer

@@ -22,6 +22,7 @@ def test_runs_are_compared_with_the_plain_one_of_their_round() -> None:
     assert table(found)[-1] == "| both | 1.90 (1.80-2.00) |"
 
 
+@pytest.mark.thorough
 def test_drafts_and_staleness_are_faster_in_virtual_time(tmp_path: Path) -> None:
     rows = run(True, parts=["simulated"], out=tmp_path)["simulated"]
     times = {row["variant"]: row["makespan_s"] for row in rows}

@@ -43,7 +43,8 @@ SAMPLINGS = [
     (1.0, 1.0, 3, 0.0),
     (0.0, 1.0, 0, 0.0),
 ]
-PAIRS = [("keyed", "none"), ("keyed", "history"), ("vllm", "none"), ("vllm", "history")]
+THEIRS = [pytest.param("vllm", method, marks=pytest.mark.thorough) for method in ("none", "history")]
+PAIRS = [("keyed", "none"), ("keyed", "history"), *THEIRS]
 
 
 @pytest.fixture(scope="module")

@@ -148,6 +148,7 @@ class Largest(TorchDispatchMode):
 
 
 @given(samples=groups(), window=windows, tile=st.sampled_from([1, 2, 5, 16, 128]))
+@pytest.mark.thorough
 def test_tiles_are_those_of_torch(samples: list[Sequences], window: int | None, tile: int) -> None:
     from torch.nn.attention.flex_attention import create_block_mask
 
