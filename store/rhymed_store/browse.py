@@ -5,11 +5,10 @@ Each call reads one snapshot of one prompt, however large the store is. Knows th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,30 +70,19 @@ class Browse(Reads):
 
     def ids(self) -> list[str]:
         """Prompts that have samples, ascending."""
-        found = []
         with self._database.read() as txn, txn.cursor(self._tables["samples"]) as cursor:
-            there = cursor.first()
-            while there:
-                prompt = bytes(cursor.key()[:8])
-                found.append(prompt.hex())
-                there = cursor.set_range(prompt + LAST)
-                if there and cursor.key()[:8] == prompt:  # a sample with the last possible key
-                    there = cursor.next()
-        return found
+            return [prompt.hex() for prompt in _prompts(cursor)]
 
     def prompts_of_step(self, step: int, most: int) -> list[str]:
         """The first prompts, by their ids, that have samples of this step. A look-up per prompt of the store."""
         found: list[str] = []
         with self._database.read() as txn, txn.cursor(self._tables["samples"]) as cursor:
-            there = cursor.first()
-            while there and len(found) < most:
-                prompt = bytes(cursor.key()[:8])
+            for prompt in _prompts(cursor):
+                if len(found) == most:
+                    break
                 start = records.sample_key(SampleId(step=step, prompt=prompt.hex(), index=0))
                 if cursor.set_range(start) and cursor.key()[:12] == start[:12]:
                     found.append(prompt.hex())
-                there = cursor.set_range(prompt + LAST)
-                if there and cursor.key()[:8] == prompt:  # a sample with the last possible key
-                    there = cursor.next()
         return found
 
     def columns(self) -> SampleColumns:
@@ -156,13 +144,9 @@ class Browse(Reads):
 
     def drops(self, prompt: str) -> dict[SampleId, str]:
         """The prompt's dropped samples with the reasons, including those that were never generated."""
-        low, found = records.prompt_key(prompt), {}
         with self._database.read() as txn, txn.cursor(self._tables["drops"]) as cursor:
-            there = cursor.set_range(low)
-            while there and cursor.key()[:8] == low:
-                found[records.sample_at(cursor.key(), prompt)] = _shown(bytes(cursor.value()))
-                there = cursor.next()
-        return found
+            entries = _of_prompt(cursor, prompt)
+            return {records.sample_at(key, prompt): _shown(bytes(value)) for key, value in entries}
 
     def session(self, sample: SampleId) -> Session:
         """A sample in turns that is in progress; without answers and turns if it is not."""
@@ -185,17 +169,11 @@ class Browse(Reads):
             return self._database.drawn(txn)
 
     def _headers(self, txn: Any, prompt: str) -> list[SampleRecord]:
-        low, found = records.prompt_key(prompt), []
         with txn.cursor(self._tables["samples"]) as cursor:
-            there = cursor.set_range(low)
-            while there and cursor.key()[:8] == low:
-                found.append(
-                    SampleRecord(
-                        records.sample_at(cursor.key(), prompt), records.unpack_record(cursor.key(), cursor.value())
-                    )
-                )
-                there = cursor.next()
-        return found
+            return [
+                SampleRecord(records.sample_at(key, prompt), records.unpack_record(key, value))
+                for key, value in _of_prompt(cursor, prompt)
+            ]
 
     def _masks(self, txn: Any, found: Sequence[SampleRecord]) -> list[NDArray[np.bool_] | None]:
         with txn.cursor(self._tables["tokens"]) as cursor:
@@ -212,6 +190,23 @@ class Browse(Reads):
         return _shown(bytes(txn.get(records.sample_key(found.sample), db=self._tables["drops"]) or b""))
 
 
+def _prompts(cursor: Any) -> Iterator[bytes]:
+    """Prompts that have samples, ascending. Meanwhile the cursor may be moved."""
+    there = cursor.first()
+    while there:
+        prompt = bytes(cursor.key()[:8])
+        yield prompt
+        there = cursor.set_range(prompt + LAST)
+        if there and cursor.key()[:8] == prompt:  # a sample with the last possible key
+            there = cursor.next()
+
+
+def _of_prompt(cursor: Any, prompt: str) -> Iterator[tuple[Any, Any]]:
+    low = records.prompt_key(prompt)
+    entries = cursor.iternext() if cursor.set_range(low) else iter(())
+    return itertools.takewhile(lambda entry: entry[0][:8] == low, entries)
+
+
 def _info(row: SampleRecord, kept: Finished | None) -> SampleInfo:
     info = row.record.info(row.sample)
     return info if kept is None else kept.attach(info)
@@ -223,30 +218,14 @@ def _shown(reason: bytes) -> str:
 
 
 def _cut(whole: Tokens, lengths: list[int]) -> list[Tokens]:
-    ends = accumulate(lengths)
+    ends = itertools.accumulate(lengths)
     return [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
-class StoreReader:
+class StoreReader(Reader):
     """A run's store, opened read-only, for people; `browse` has every query. A context manager. Raises `StoreError`
     where it cannot be read."""
 
     def __init__(self, store: Path) -> None:
-        self._reader = Reader(store)
-        self.browse = Browse(self._reader)
-
-    @property
-    def changes(self) -> int:
-        """Number of transactions so far. Equal numbers mean equal content."""
-        return self._reader.changes
-
-    def close(self) -> None:
-        self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().__init__(store)
+        self.browse = Browse(self)

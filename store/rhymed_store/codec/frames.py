@@ -1,8 +1,10 @@
-"""Compressed bytes at rest: zstd frames, each with a checksum and its own length and level."""
+"""Bytes at rest: zstd frames, each with a checksum and its own length and level, or short values behind a checksum of
+their key and of themselves."""
 
 from __future__ import annotations
 
 import threading
+import zlib
 from typing import Any
 
 import zstandard
@@ -10,9 +12,27 @@ import zstandard
 from rhymed.core.errors import StoreDamaged
 
 RESCUE = "check the disk; the rest of the store can still be read"
+CHECK_BYTES = 4  # of the checksum of a short value
 MOST_RATIO = 1 << 15  # of zstd: a block of 4 bytes holds at most 128 KiB
 
 _local = threading.local()
+
+
+def checked(body: bytes, key: Any = b"") -> bytes:
+    """Behind its checksum."""
+    return _checksum(body, key) + body
+
+
+def unchecked(value: Any, key: Any = b"") -> bytes:
+    """What `checked` got. Raises `ValueError` when the bytes are not those that were written under this key."""
+    body = bytes(value[CHECK_BYTES:])
+    if bytes(value[:CHECK_BYTES]) != _checksum(body, key):
+        raise ValueError("its checksum differs")
+    return body
+
+
+def _checksum(body: bytes, key: Any) -> bytes:
+    return zlib.crc32(body, zlib.crc32(key)).to_bytes(CHECK_BYTES, "little")
 
 
 def pack_bytes(data: Any, level: int) -> bytes:

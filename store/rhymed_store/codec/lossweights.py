@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import math
 import struct
-import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rhymed.core.errors import MalformedMessage, StoreDamaged
-from rhymed_store.codec import records
-from rhymed_store.codec.frames import RESCUE
+from rhymed_store.codec import frames, records
+from rhymed_store.codec.frames import CHECK_BYTES, RESCUE
 
-_CHECK = 4  # bytes of a checksum
 _WEIGHT = struct.Struct("<d")
 _PLAIN, _TOKENS = b"\1", b"\2"  # last byte: with the sample's weight alone, or with token weights, too
-_FIXED = _CHECK + _WEIGHT.size + 1
+_FIXED = CHECK_BYTES + _WEIGHT.size + 1
 
 
 class LossWeights(NamedTuple):
@@ -47,13 +45,12 @@ def pack(weights: LossWeights) -> bytes:
     """What follows the log-probs; empty if all weights are 1."""
     if weights == ONES:
         return b""
-    body = _WEIGHT.pack(weights.sample) + weights.tokens + (_TOKENS if weights.tokens else _PLAIN)
-    return zlib.crc32(body).to_bytes(_CHECK, "little") + body
+    return frames.checked(_WEIGHT.pack(weights.sample) + weights.tokens + (_TOKENS if weights.tokens else _PLAIN))
 
 
 def tokens_of(entry: Any) -> int:
     """Response tokens of an entry of log-probs, with or without weights; -1 if its size cannot be right."""
-    size, per_token = len(entry) - _CHECK, 4
+    size, per_token = len(entry) - CHECK_BYTES, 4
     if records.has_floors(entry):
         size, per_token = size - len(records.FLOORS), 8
     if len(entry) % 2:
@@ -72,10 +69,12 @@ def unpack(entry: Any, length: int, what: object) -> LossWeights:
     value = bytes(memoryview(entry)[records.logprobs_end(entry, length) :])
     if not value:
         return ONES
-    body = value[_CHECK:]
-    tokens = body[_WEIGHT.size : -1]
-    expected = {_PLAIN: 0, _TOKENS: 4 * length}.get(body[-1:], -1)
-    if len(tokens) != expected or zlib.crc32(body).to_bytes(_CHECK, "little") != value[:_CHECK]:
-        raise StoreDamaged(f"{what}: its loss weights are damaged at rest; {RESCUE}")
+    try:
+        body = frames.unchecked(value)
+        tokens = body[_WEIGHT.size : -1]
+        if len(tokens) != {_PLAIN: 0, _TOKENS: 4 * length}.get(body[-1:], -1):
+            raise ValueError("they are of another length")
+    except ValueError:
+        raise StoreDamaged(f"{what}: its loss weights are damaged at rest; {RESCUE}") from None
     (weight,) = _WEIGHT.unpack_from(body)
     return LossWeights(weight, tokens)

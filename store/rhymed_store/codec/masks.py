@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.core.errors import MalformedMessage, StoreDamaged
+from rhymed_store.codec import frames
 from rhymed_store.codec.frames import RESCUE
 
-_CHECK = 4  # bytes of the checksum; after it: is it deflated (one byte), bits
 _LEAST = 16  # bytes below which deflating does not pay
 
 
@@ -24,33 +24,36 @@ def bytes_of(length: int) -> int:
     return (length + 7) // 8
 
 
-def cut(frame: bytes, lengths: Sequence[int], masked: Sequence[bool]) -> list[bytes]:
-    """Each response's mask, packed; empty where it is unknown. Raises `MalformedMessage`."""
+def cut(message: str, frame: bytes, lengths: Sequence[int], masked: Sequence[bool]) -> list[bytes | None]:
+    """The bits of each response in the frame of a message; None where they are unknown. Raises `MalformedMessage`."""
     if len(masked) != len(lengths):
-        raise MalformedMessage(f"PutSamples: drafted covers {len(masked)} samples, there are {len(lengths)}")
+        raise MalformedMessage(f"{message}: drafted covers {len(masked)} samples, there are {len(lengths)}")
     sizes = [bytes_of(length) if has_mask else 0 for length, has_mask in zip(lengths, masked, strict=True)]
     if len(frame) != sum(sizes):
-        raise MalformedMessage(f"PutSamples: {len(frame)} bytes of accepted drafts, {sum(sizes)} announced")
+        raise MalformedMessage(f"{message}: {len(frame)} bytes of accepted drafts, {sum(sizes)} announced")
     ends = accumulate(sizes)
-    parts = [bytes(frame[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-    return [pack(part) if has_mask else b"" for part, has_mask in zip(parts, masked, strict=True)]
+    return [
+        bytes(frame[end - size : end]) if has_mask else None
+        for size, end, has_mask in zip(sizes, ends, masked, strict=True)
+    ]
 
 
 def pack(bits: bytes) -> bytes:
-    """`bits` as in `messages.PutSamples`."""
+    """`bits` as in `messages.PutSamples`. A byte before them says whether they are deflated."""
     body = b"\0" + bits
     if len(bits) >= _LEAST:
         short = b"\1" + zlib.compress(bits, 6, -zlib.MAX_WBITS)
         body = min(body, short, key=len)
-    return zlib.crc32(body).to_bytes(_CHECK, "little") + body
+    return frames.checked(body)
 
 
 def unpack(value: bytes, length: int, what: object) -> NDArray[np.bool_]:
     """The mask of `length` tokens. Raises `StoreDamaged` naming `what` when the bytes are not those written."""
-    body, size = value[_CHECK:], bytes_of(length)
+    size = bytes_of(length)
     try:
-        if not body or zlib.crc32(body).to_bytes(_CHECK, "little") != value[:_CHECK]:
-            raise ValueError("its checksum differs")
+        body = frames.unchecked(value)
+        if not body:
+            raise ValueError("it is empty")
         bits = zlib.decompressobj(-zlib.MAX_WBITS).decompress(body[1:], size + 1) if body[0] else body[1:]
         if len(bits) != size:
             raise ValueError(f"{len(bits)} bytes, {size} were written")

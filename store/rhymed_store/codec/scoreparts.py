@@ -14,10 +14,9 @@ import numpy as np
 
 from rhymed.core.errors import MalformedMessage, StoreDamaged
 from rhymed.core.messages import Score, TokenReward
-from rhymed_store.codec import records
+from rhymed_store.codec import frames, records
 from rhymed_store.codec.frames import RESCUE
 
-_CHECK = 4  # bytes of the checksum
 _BYTES = 12  # of a token's reward
 
 
@@ -42,16 +41,13 @@ def pack(key: bytes, score: Score, length: int) -> bytes:
     for name, value in score.parts.items():
         records.check_reward(value, f"{what}, {name}")
     body = msgspec.json.encode(parts) + _packed(score.token_rewards, length, what)
-    return _checksum(key, body) + body
+    return frames.checked(body, key)
 
 
 def unpack(key: Any, value: Any) -> ScoreParts:
     """Raises `StoreDamaged` naming the sample."""
-    body = bytes(value[_CHECK:])
     try:
-        if bytes(value[:_CHECK]) != _checksum(key, body):
-            raise ValueError("their checksum differs")
-        parts, has_tokens, packed = body.partition(b"\0")
+        parts, has_tokens, packed = frames.unchecked(value, key).partition(b"\0")
         found = msgspec.json.decode(parts, type=dict[str, float | str])
         return ScoreParts(found, _unpacked(packed) if has_tokens else [])
     except (ValueError, zlib.error, msgspec.MsgspecError) as error:
@@ -76,7 +72,3 @@ def _unpacked(packed: bytes) -> list[TokenReward]:
     count = len(content) // _BYTES
     positions, rewards = np.frombuffer(content, "<u4", count), np.frombuffer(content, "<f8", offset=4 * count)
     return list(zip(positions.tolist(), rewards.tolist(), strict=True))
-
-
-def _checksum(key: Any, body: bytes) -> bytes:
-    return zlib.crc32(body, zlib.crc32(key)).to_bytes(_CHECK, "little")

@@ -11,8 +11,6 @@ bytes of all numbers before the lower ones, which are noise.
 
 from __future__ import annotations
 
-import struct
-import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +23,7 @@ from rhymed_store.codec.frames import RESCUE
 NAMES = ("logprob", "entropy", "mismatch", "advantage")
 TOKEN_BYTES = 2 * len(NAMES)  # before compression
 MOST = float(np.finfo(np.float16).max)
-_HEADER = struct.Struct("<4si")  # checksum, version
-_CHECK = 4  # bytes of the checksum
+_VERSION = 4  # bytes of the policy's version
 
 Numbers = NDArray[np.float16]
 
@@ -47,20 +44,17 @@ def halves(values: ArrayLike) -> Numbers:
 def pack(key: bytes, version: int, values: Any, level: int) -> bytes:
     """`values`: bytes of float16, `len(NAMES)` rows of one number per response token."""
     planes = np.frombuffer(values, np.uint8).reshape(-1, 2).T[::-1].tobytes()
-    body = version.to_bytes(4, "little", signed=True) + frames.pack_bytes(planes, level)
-    return _checksum(key, body) + body
+    body = version.to_bytes(_VERSION, "little", signed=True) + frames.pack_bytes(planes, level)
+    return frames.checked(body, key)
 
 
 def unpack(key: Any, value: Any, what: object) -> TokenStats:
     """Raises `StoreDamaged` naming `what` when the bytes are not those that were written under this key."""
-    body = bytes(value[_CHECK:])
-    if len(value) < _HEADER.size or bytes(value[:_CHECK]) != _checksum(key, body):
-        raise StoreDamaged(f"{what}: the numbers of its training are damaged at rest; {RESCUE}")
-    _, version = _HEADER.unpack_from(value)
-    planes = np.frombuffer(frames.unpack_bytes(body[4:], what), np.uint8).reshape(2, -1)
+    try:
+        body = frames.unchecked(value, key)
+    except ValueError:
+        raise StoreDamaged(f"{what}: the numbers of its training are damaged at rest; {RESCUE}") from None
+    version = int.from_bytes(body[:_VERSION], "little", signed=True)
+    planes = np.frombuffer(frames.unpack_bytes(body[_VERSION:], what), np.uint8).reshape(2, -1)
     values = np.ascontiguousarray(planes[::-1].T).view("<f2").reshape(len(NAMES), -1)
     return TokenStats(version, values)
-
-
-def _checksum(key: Any, body: bytes) -> bytes:
-    return zlib.crc32(body, zlib.crc32(key)).to_bytes(_CHECK, "little")

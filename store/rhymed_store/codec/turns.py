@@ -8,19 +8,17 @@ calls.
 
 from __future__ import annotations
 
-import zlib
 from typing import Any, NamedTuple
 
 import msgspec
 
 from rhymed.core.errors import StoreDamaged
 from rhymed.core.messages import Answer, Call, Fork, SampleInfo, Turn
-from rhymed_store.codec import records
+from rhymed_store.codec import frames, records
 from rhymed_store.codec.frames import RESCUE
 
 BEGUN = 1 << 31
 MOST = 1 << 30  # turns of a sample: so that the numbers of its entries fit four bytes
-_CHECK = 4  # bytes of the checksum
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -77,8 +75,7 @@ def number_of(key: Any) -> int:
 
 
 def pack(key: bytes, content: Entry | Finished) -> bytes:
-    body = msgspec.msgpack.encode(content)
-    return _checksum(key, body) + body
+    return frames.checked(msgspec.msgpack.encode(content), key)
 
 
 def unpack(key: Any, value: Any) -> Entry:
@@ -94,14 +91,7 @@ def unpack_finished(key: Any, value: Any) -> Finished:
 
 
 def _unpack(key: Any, value: Any, kind: Any, sample: object) -> Any:
-    body = bytes(value[_CHECK:])
     try:
-        if bytes(value[:_CHECK]) != _checksum(bytes(key), body):
-            raise ValueError("their checksum differs")
-        return msgspec.msgpack.decode(body, type=kind)
+        return msgspec.msgpack.decode(frames.unchecked(value, key), type=kind)
     except (ValueError, msgspec.MsgspecError) as error:
         raise StoreDamaged(f"sample {sample}: its turns are damaged at rest ({error}); {RESCUE}") from None
-
-
-def _checksum(key: bytes, body: bytes) -> bytes:
-    return zlib.crc32(body, zlib.crc32(key)).to_bytes(_CHECK, "little")

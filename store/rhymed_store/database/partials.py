@@ -7,7 +7,6 @@ checksum, since a compressed frame of thirty tokens is mostly header. Knows the 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +19,7 @@ from rhymed_store.codec import frames, records
 
 MOST_TOKENS = (1 << 32) - 1  # of one sample: positions have four bytes
 HEADER_BYTES = 32  # of a chunk in addition to its tokens
-_CHECK = 4  # bytes of a chunk's checksum; after it: bytes a token (one byte), tokens
-_NUMBERS = {2: "<u2", 4: "<u4"}  # bytes a token: numpy's name
+_NUMBERS = {2: "<u2", 4: "<u4"}  # bytes a token, the first byte of a chunk: numpy's name
 
 
 def put(cursor: Any, sample: SampleId, start: int, tokens: Any) -> bool:
@@ -90,17 +88,16 @@ def _chunks(cursor: Any, low: bytes, what: str) -> Iterator[tuple[int, NDArray[n
 
 def pack(tokens: NDArray[np.uint32]) -> bytes:
     width = 2 if records.width_of(tokens) == 2 else 4
-    body = bytes([width]) + tokens.astype(_NUMBERS[width]).tobytes()
-    return zlib.crc32(body).to_bytes(4, "little") + body
+    return frames.checked(bytes([width]) + tokens.astype(_NUMBERS[width]).tobytes())
 
 
 def unpack(value: Any, what: object) -> NDArray[np.uint32]:
     """A copy. Raises `StoreDamaged` naming `what` when the bytes are not those that were written."""
-    body = bytes(value[_CHECK:])
-    numbers = _NUMBERS.get(body[0]) if body else None
-    if numbers is None or zlib.crc32(body).to_bytes(4, "little") != bytes(value[:_CHECK]):
-        raise StoreDamaged(f"{what}: damaged at rest; {frames.RESCUE}")
-    return np.frombuffer(body, numbers, offset=1).astype(np.uint32)
+    try:
+        body = frames.unchecked(value)
+        return np.frombuffer(body, _NUMBERS[body[0]], offset=1).astype(np.uint32)
+    except (ValueError, LookupError):
+        raise StoreDamaged(f"{what}: damaged at rest; {frames.RESCUE}") from None
 
 
 def position(key: Any) -> int:

@@ -55,7 +55,10 @@ def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[Ne
         if len(frame) != 4 * size:
             raise MalformedMessage(f"PutSamples: {len(frame)} bytes of {what}, {4 * size} announced")
     packed, width = records.pack_tokens(np.frombuffer(frames[1], "<u4"), lengths, level)
-    drafted = masks.cut(frames[3], lengths, message.drafted) if message.drafted else [b""] * len(infos)
+    bits: Sequence[bytes | None] = [None] * len(infos)
+    if message.drafted:
+        bits = masks.cut("PutSamples", frames[3], lengths, message.drafted)
+    drafted = [b"" if mask is None else masks.pack(mask) for mask in bits]
     rows = []
     for info, frame, context, logprobs, mask, has in zip(
         infos, packed, cut(frames[0], contexts), cut(frames[2], with_logprobs), drafted, floored, strict=True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -187,7 +186,7 @@ def _entries(message: messages.PutTurns, frames: Sequence[bytes]) -> list[Entry]
             raise MalformedMessage(f"PutTurns: versions {turn.versions} do not sum to {turn.length} tokens")
     drafted: Sequence[bytes | None] = [None] * count
     if message.drafted:
-        drafted = _masks(frames[2], lengths, message.drafted)
+        drafted = masks.cut("PutTurns", frames[2], lengths, message.drafted)
     parts = zip(message.turns, cut(frames[0], lengths), cut(frames[1], with_floors), drafted, strict=True)
     return [Entry(None, turn, bytes(tokens), bytes(logprobs), mask) for turn, tokens, logprobs, mask in parts]
 
@@ -201,15 +200,6 @@ def _check_answer(sample: messages.SampleId, number: int, answer: messages.Answe
     _check_number(sample, number)
     if not number and (answer.done or not answer.length):
         raise MalformedMessage(f"PutAnswer of {sample}: answer 0 is a prompt, which has tokens and ends nothing")
-
-
-def _masks(frame: bytes, lengths: Sequence[int], masked: Sequence[bool]) -> list[bytes | None]:
-    sizes = [masks.bytes_of(length) if has else 0 for length, has in zip(lengths, masked, strict=True)]
-    if len(frame) != sum(sizes):
-        raise MalformedMessage(f"PutTurns: {len(frame)} bytes of accepted drafts, {sum(sizes)} announced")
-    ends = accumulate(sizes)
-    parts = [frame[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    return [part if has else None for part, has in zip(parts, masked, strict=True)]
 
 
 def _sound(txn: Any, tables: dict[str, Any], low: bytes, first: int = 0) -> Iterator[Entry]:
