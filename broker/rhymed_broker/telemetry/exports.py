@@ -1,7 +1,11 @@
 """Exports to third-party systems: metrics to sinks; and whether the copy is kept up.
 
 Owns the sinks' processes. Invariant: none delays or ends the run; a missing package is reported before the run
-begins. `Exports` is what the broker knows of them; `SinkProcesses` keeps the processes running.
+begins.
+
+A process that ends is restarted after a growing pause; the reason is logged once, until it works again. They get
+nothing from the broker: they read metrics.jsonl. When the run ends they have `deadline_s` for the rest, then they are
+killed; the command in the warning sends later what was not sent.
 """
 
 from __future__ import annotations
@@ -25,34 +29,6 @@ from rhymed_broker.telemetry.follow import working_pid
 log = logging.getLogger(__name__)
 
 
-class Exports:
-    def __init__(self, config: Config, layout: RunLayout) -> None:
-        self._config = config
-        self._sinks = SinkProcesses(config, layout)
-        self._copy = RemoteTrouble(layout.folder, config.run.remote)
-
-    async def run(self) -> None:
-        """Until cancelled. Raises `ConfigError` at once if a package is missing."""
-        if problems := missing_packages(self._config.metrics):
-            raise ConfigError("\n".join(problems))
-        await self._sinks.run()
-
-    @property
-    def trouble(self) -> str:
-        """Empty: there is none."""
-        return "; ".join(filter(None, (self._sinks.trouble, self._copy.trouble)))
-
-    async def close(self, *, finished: bool, deadline_s: float) -> None:
-        """Sends what is left, within the deadline. Idempotent."""
-        await self._sinks.close(finished=finished, deadline_s=deadline_s)
-
-
-# Keeps the processes of a run's sinks running, as children of the broker that it never waits for.
-#
-# A process that ends is restarted after a growing pause; the reason is logged once, until it works again. They get
-# nothing from the broker: they read metrics.jsonl. When the run ends they have `deadline_s` for the rest, then they
-# are killed; the command in the warning sends later what was not sent.
-
 PAUSE_S = 1.0  # before the first restart; doubled each time
 LONGEST_PAUSE_S = 300.0
 POLL_S = 2.0
@@ -61,12 +37,13 @@ TAIL_BYTES = 4096
 REASON = 300  # characters
 
 
-class SinkProcesses:
+class Exports:
     def __init__(
         self, config: Config, layout: RunLayout, *, pause_s: float = PAUSE_S, stall_s: float = STALL_S
     ) -> None:
         self._config = config
         self._layout = layout
+        self._copy = RemoteTrouble(layout.folder, config.run.remote)
         self._pause_s, self._stall_s = pause_s, stall_s
         self._living: dict[str, Process] = {}
         self._troubles: dict[str, str] = {}  # sink -> why it does not work now
@@ -75,10 +52,13 @@ class SinkProcesses:
 
     @property
     def trouble(self) -> str:
-        """Empty: all of them work."""
-        return "; ".join(self._troubles.values())
+        """Empty: there is none."""
+        return "; ".join(filter(None, (*self._troubles.values(), self._copy.trouble)))
 
     async def run(self) -> None:
+        """Until cancelled. Raises `ConfigError` at once if a package is missing."""
+        if problems := missing_packages(self._config.metrics):
+            raise ConfigError("\n".join(problems))
         await asyncio.gather(*(self._keep(name) for name in self._config.metrics.sinks))
 
     async def _keep(self, name: str) -> None:

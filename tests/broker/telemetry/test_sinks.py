@@ -25,7 +25,7 @@ from rhymed.core.secret import redacted
 from rhymed_broker import telemetry
 from rhymed_broker.telemetry import MetricsRow, RunDescription, missing_packages, open_sink
 from rhymed_broker.telemetry.__main__ import main
-from rhymed_broker.telemetry.exports import SinkProcesses
+from rhymed_broker.telemetry.exports import Exports
 from rhymed_broker.telemetry.follow import Bookmark, parse
 from rhymed_broker.telemetry.follow import rows as metrics_rows
 
@@ -63,6 +63,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     folder = tmp_path / "packages"
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
+    monkeypatch.syspath_prepend(str(folder))  # here it is only looked for
     monkeypatch.setenv("TAKEN", str(tmp_path))
 
     def put(name: str, text: str) -> None:
@@ -78,9 +79,9 @@ def configured(tmp_path: Path, *names: str) -> Config:
 
 
 @contextlib.asynccontextmanager
-async def kept(config: Config, **settings: float) -> AsyncIterator[SinkProcesses]:
+async def kept(config: Config, **settings: float) -> AsyncIterator[Exports]:
     """The sinks of this run are kept going, with short pauses."""
-    keeper = SinkProcesses(config, layout_of(config), **({"pause_s": 0.1} | settings))
+    keeper = Exports(config, layout_of(config), **({"pause_s": 0.1} | settings))
     task = asyncio.create_task(keeper.run())
     try:
         yield keeper

@@ -20,6 +20,7 @@ from rhymed.core.messages import SampleId
 from rhymed.core.steps import window
 from rhymed_workers.engines.base import Engine, Output, Sampling, Task, turn_seed
 from rhymed_workers.rollout.ahead import Guess, TurnsAhead
+from rhymed_workers.sessions.record import common
 
 
 @dataclass(eq=False)
@@ -87,7 +88,7 @@ class Generation:
         while not (sample.cancelled or sample.released):
             sample.saved = 0  # the store's tokens may be of other weights
             output = await self._engine.generate(Task(sample.id, sample.prompt, sampling, carried, sample.prefix))
-            kept = _common(carried, output.tokens)
+            kept = common(carried, output.tokens)
             sample.ahead = (sample.ahead[0] + len(carried), sample.ahead[1] + kept)
             stale = bool(output.versions) and output.versions[0][0] < oldest
             stopped = (sample.interrupted or sample.released) and output.finish_reason == "abort"
@@ -199,10 +200,3 @@ def _of_turn(sample: ActiveSample, sampling: Sampling) -> Sampling:
 def _unfinished(tokens: Sequence[int]) -> Output:
     """For another worker, which needs only the tokens."""
     return Output(np.asarray(tokens, np.uint32), np.zeros(len(tokens), np.float32), "abort", [])
-
-
-def _common(first: Sequence[int], second: NDArray[np.uint32]) -> int:
-    """Length of the common prefix."""
-    size = min(len(first), len(second))
-    differ = np.flatnonzero(np.asarray(first[:size]) != np.asarray(second[:size]))
-    return int(differ[0]) if len(differ) else size

@@ -10,6 +10,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rhymed.core import messages
 from rhymed.core.errors import UnknownSample
 from rhymed.core.service.logfile import cause
@@ -17,9 +20,9 @@ from rhymed.core.service.retry import retry
 from rhymed.core.text import counted
 from rhymed.histospec.drafts.yields import accepted
 from rhymed_store.client import NewSample, StoreClient
+from rhymed_store.sessions import NewTurn, put_turns
 from rhymed_workers.engines.base import DraftReport, Engine, Output
 from rhymed_workers.rollout.generation import ActiveSample
-from rhymed_workers.rollout.turns import store_turns
 from rhymed_workers.worker import Membership
 
 log = logging.getLogger(__name__)
@@ -110,7 +113,8 @@ class Reporter:
     async def _store_and_report_turns(self, samples: Sequence[ActiveSample], drafts: Sequence[DraftReport]) -> None:
         """A sample whose session the store lost, with an older copy of itself, ends alone."""
         try:
-            turned = await store_turns(self._name, self._store, samples, drafts)
+            turns = [new_turn(sample, report) for sample, report in zip(samples, drafts, strict=True)]
+            await retry(lambda: put_turns(self._store, turns), "storing turns")
         except UnknownSample as error:
             if len(samples) == 1:
                 await self.give_back(samples[0], str(error))
@@ -118,10 +122,12 @@ class Reporter:
             for sample, report in zip(samples, drafts, strict=True):
                 await self._store_and_report_turns([sample], [report])
             return
+        _log_turned(turns)
         self.stored += len(samples)
         for sample in samples:
             sample.stored = True
-        await self._membership.report(turned, "reporting turns")
+        infos = [info_of(sample, report) for sample, report in zip(samples, drafts, strict=True)]
+        await self._membership.report(messages.Turned(worker=self._name, samples=infos), "reporting turns")
 
     def _remove(self, samples: Sequence[ActiveSample]) -> None:
         for sample in samples:
@@ -134,17 +140,43 @@ def new_record(sample: ActiveSample, drafts: DraftReport) -> NewSample:
     output, prompt = sample.output, sample.prompt
     assert output is not None, "only finished samples are stored"
     assert prompt is not None, "a finished sample had a prompt"
-    info = messages.SampleInfo(
+    drafted = _drafted(drafts, len(output.tokens))
+    return NewSample(info_of(sample, drafts), prompt, output.tokens, output.logprobs, drafted, output.floors)
+
+
+def new_turn(sample: ActiveSample, drafts: DraftReport) -> NewTurn:
+    output = sample.output
+    assert output is not None, "only finished turns are stored"
+    length = len(output.tokens)
+    turn = messages.Turn(length=length, finish_reason=output.finish_reason, versions=output.versions)
+    drafted = _drafted(drafts, length)
+    return NewTurn(sample.id, sample.turn, turn, output.tokens, output.logprobs, drafted, output.floors)
+
+
+def info_of(sample: ActiveSample, drafts: DraftReport) -> messages.SampleInfo:
+    """Of the sample; if it has turns, of this turn alone."""
+    output = sample.output
+    assert output is not None, "it is finished"
+    return messages.SampleInfo(
         id=sample.id,
-        prompt_length=len(prompt),
+        prompt_length=len(sample.prompt or ()) + len(sample.prefix or ()),
         length=len(output.tokens),
         finish_reason=output.finish_reason,
         versions=output.versions,
         drafting=drafts.drafting,
         ahead=sample.ahead,
     )
-    drafted = None if drafts.yields is None else accepted(drafts.yields, len(output.tokens))
-    return NewSample(info, prompt, output.tokens, output.logprobs, drafted, output.floors)
+
+
+def _drafted(drafts: DraftReport, length: int) -> NDArray[np.bool_] | None:
+    return None if drafts.yields is None else accepted(drafts.yields, length)
+
+
+def _log_turned(turns: Sequence[NewTurn]) -> None:
+    numbers, tokens = [turn.number for turn in turns], [turn.turn.length for turn in turns]
+    accepted = [0 if turn.drafted is None else int(turn.drafted.sum()) for turn in turns]
+    more = cause("turned", [turn.sample for turn in turns], turns=numbers, tokens=tokens, accepted=accepted)
+    log.info("generated and stored %s, %s", counted(len(turns), "turn"), counted(sum(tokens), "token"), extra=more)
 
 
 def _log_stored(records: Sequence[NewSample], earlier: Sequence[messages.SampleId]) -> None:

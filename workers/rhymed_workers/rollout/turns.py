@@ -1,4 +1,4 @@
-"""Samples in turns, as a rollout worker sees them: it writes a turn after what the store has, and stores it.
+"""Samples in turns, as a rollout worker sees them: it writes a turn after what the store has.
 
 The store has the prompt, which the sample's environment wrote, and everything since. Whether and how the sample goes
 on is decided by its environment. `Sessions` has them, `PromptCache` the prompts of samples without turns. Knows no
@@ -8,24 +8,16 @@ tools.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
-from rhymed.core import messages
 from rhymed.core.config import Config
-from rhymed.core.service.logfile import cause
 from rhymed.core.service.retry import retry
-from rhymed.core.text import counted
-from rhymed.histospec.drafts.yields import accepted
 from rhymed.inputs.render import Render, load_renderer
 from rhymed.inputs.rows import Row
 from rhymed_store.client import StoreClient
-from rhymed_store.sessions import NewTurn, get_session, put_turns
-from rhymed_workers.engines.base import DraftReport
+from rhymed_store.sessions import get_session
 from rhymed_workers.rollout.generation import ActiveSample
-
-log = logging.getLogger(__name__)
 
 READY_SHARE = 8  # one sample in turns waits here for so many that the engine writes
 
@@ -61,48 +53,6 @@ class Sessions:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-async def store_turns(
-    name: str, store: StoreClient, samples: Sequence[ActiveSample], reports: Sequence[DraftReport]
-) -> messages.Turned:
-    """Returns when the turns are durable: what to report. `name`: the worker's."""
-    turns = [_new_turn(sample, report) for sample, report in zip(samples, reports, strict=True)]
-    await retry(lambda: put_turns(store, turns), "storing turns")
-    _log_stored(turns)
-    infos = [_info(sample, report) for sample, report in zip(samples, reports, strict=True)]
-    return messages.Turned(worker=name, samples=infos)
-
-
-def _new_turn(sample: ActiveSample, report: DraftReport) -> NewTurn:
-    output = sample.output
-    assert output is not None, "only finished turns are stored"
-    length = len(output.tokens)
-    turn = messages.Turn(length=length, finish_reason=output.finish_reason, versions=output.versions)
-    drafted = None if report.yields is None else accepted(report.yields, length)
-    return NewTurn(sample.id, sample.turn, turn, output.tokens, output.logprobs, drafted, output.floors)
-
-
-def _info(sample: ActiveSample, report: DraftReport) -> messages.SampleInfo:
-    """Of the turn alone."""
-    output = sample.output
-    assert output is not None, "only finished turns are reported"
-    return messages.SampleInfo(
-        id=sample.id,
-        prompt_length=len(sample.prompt or ()) + len(sample.prefix or ()),
-        length=len(output.tokens),
-        finish_reason=output.finish_reason,
-        versions=output.versions,
-        drafting=report.drafting,
-        ahead=sample.ahead,
-    )
-
-
-def _log_stored(turns: Sequence[NewTurn]) -> None:
-    numbers, tokens = [turn.number for turn in turns], [turn.turn.length for turn in turns]
-    accepted = [0 if turn.drafted is None else int(turn.drafted.sum()) for turn in turns]
-    more = cause("turned", [turn.sample for turn in turns], turns=numbers, tokens=tokens, accepted=accepted)
-    log.info("generated and stored %s, %s", counted(len(turns), "turn"), counted(sum(tokens), "token"), extra=more)
 
 
 # Tokens of prompts in a rollout worker: each is fetched and rendered once. Knows no engine.

@@ -53,7 +53,8 @@ class Speech:
 
     async def prompt(self, messages: Sequence[Message], tools: Tools, options: Options = NONE) -> list[int]:
         """`options`: of the chat template, for this call. Raises `CallRefused`."""
-        return await self._do(lambda: self._prompt(messages, tools, options))
+        chat = self._chat(messages)
+        return await self._tokens(lambda: self._dialogue(tools).prompt("the call", chat, options=options))
 
     async def suffix(
         self,
@@ -65,14 +66,27 @@ class Speech:
         stop: Sequence[str] = (),
     ) -> list[int]:
         """The tokens after a turn: the messages from number `since` on. `stop`: strings that ended the turn."""
-        return await self._do(lambda: self._suffix(messages, since, tools, turn, options, stop))
+        chat = self._chat(messages)[since:]
+        return await self._tokens(lambda: self._dialogue(tools).suffix(chat, turn, options, stop))
 
     async def message(
         self, tokens: Sequence[int], tools: Tools, name: str, before: Sequence[int] = (), stop: Sequence[str] = ()
     ) -> Message:
         """The content of a turn. `tools`: none if its calls are not to be read. `name`: makes the ids of its calls.
         `before`: the tokens before the turn. `stop`: strings of which the text has none, as it ends before them."""
-        return await self._do(lambda: self._message(tokens, tools, name, before, stop))
+
+        def work() -> Message:
+            dialogue = self._dialogue(tools)
+            read = dialogue.read(tokens, before) if tools else Read(dialogue.text(tokens))
+            if not read.calls:
+                return Message("assistant", _until(read.text, stop))
+            calls = [
+                ToolCall(f"{name[:8]}{place}", call.name, json.dumps(call.arguments, ensure_ascii=False))
+                for place, call in enumerate(read.calls)
+            ]
+            return Message("assistant", dialogue.spoken(_until(read.content, stop)), tuple(calls))
+
+        return await self._do(work)
 
     async def stopped(self, tokens: Sequence[int], stop: Sequence[str]) -> str:
         """The string out of these that ended a turn; empty: none did."""
@@ -85,6 +99,12 @@ class Speech:
         if template is None:
             return list(map(str, tokens))
         return await self._do(lambda: [template.decode([token]) for token in tokens])
+
+    async def _tokens(self, work: Callable[[], list[int]]) -> list[int]:
+        try:
+            return await self._do(work)
+        except DataError as error:
+            raise CallRefused(str(error), param="messages") from None
 
     async def _do(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -107,41 +127,6 @@ class Speech:
 
     def _chat(self, messages: Sequence[Message]) -> Chat:
         return readable(messages, shows_calls=self._template is not None and self._template.shows_calls)
-
-    def _prompt(self, messages: Sequence[Message], tools: Tools, options: Options) -> list[int]:
-        chat = self._chat(messages)
-        try:
-            return self._dialogue(tools).prompt("the call", chat, options=options)
-        except DataError as error:
-            raise CallRefused(str(error), param="messages") from None
-
-    def _suffix(
-        self,
-        messages: Sequence[Message],
-        since: int,
-        tools: Tools,
-        turn: Sequence[int],
-        options: Options,
-        stop: Sequence[str],
-    ) -> list[int]:
-        chat = self._chat(messages)[since:]
-        try:
-            return self._dialogue(tools).suffix(chat, turn, options, stop)
-        except DataError as error:
-            raise CallRefused(str(error), param="messages") from None
-
-    def _message(
-        self, tokens: Sequence[int], tools: Tools, name: str, before: Sequence[int], stop: Sequence[str]
-    ) -> Message:
-        dialogue = self._dialogue(tools)
-        read = dialogue.read(tokens, before) if tools else Read(dialogue.text(tokens))
-        if not read.calls:
-            return Message("assistant", _until(read.text, stop))
-        calls = [
-            ToolCall(f"{name[:8]}{place}", call.name, json.dumps(call.arguments, ensure_ascii=False))
-            for place, call in enumerate(read.calls)
-        ]
-        return Message("assistant", dialogue.spoken(_until(read.content, stop)), tuple(calls))
 
 
 def _until(text: str, stop: Sequence[str]) -> str:

@@ -19,11 +19,9 @@ from rhymed_workers.sessions.chat.asked import (
     Asked,
     Parameters,
     checked,
-    checked_tools,
-    choice_of,
+    common,
     most_of,
     stops_of,
-    template_options,
 )
 from rhymed_workers.sessions.chat.messages import Message, call_of, message_of, text_of
 
@@ -75,16 +73,11 @@ def message_asked(body: Any) -> Asked:
             "the last message is the assistant's: the policy begins its turns itself, so end with the user's",
             param="messages",
         )
-    tools, choice = checked_tools(_tools(given.get("tools") or [])), choice_of(given)
     return Asked(
         messages=[*system, *heard],
-        tools=tools,
-        parse=bool(tools) and choice == "auto",
         most=most_of(given, "max_tokens"),
         stop=stops_of(given, "stop_sequences"),
-        options=template_options(given),
-        stream=given.get("stream") is True,
-        model=str(given.get("model") or ""),
+        **common(given, _tools(given.get("tools") or [])),
     )
 
 

@@ -107,23 +107,31 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 def chat_asked(body: Any) -> Asked:
     """Raises `CallRefused`."""
     given = checked(body)
-    tools = checked_tools(given.get("tools") or [])
-    choice = choice_of(given)
     options = given.get("stream_options")
     return Asked(
         messages=normal(given.get("messages")),
-        tools=tools,
-        parse=bool(tools) and choice == "auto",
         most=most_of(given, "max_completion_tokens", "max_tokens"),
         stop=stops_of(given),
         includes_stop=given.get("include_stop_str_in_output") is True,
-        options=template_options(given),
-        stream=given.get("stream") is True,
         usage=isinstance(options, dict) and options.get("include_usage") is True,
         logprobs=given.get("logprobs") is True,
         token_ids=given.get("return_token_ids") is True,
-        model=str(given.get("model") or ""),
+        **common(given, given.get("tools") or []),
     )
+
+
+def common(given: dict[str, Any], tools: Any) -> dict[str, Any]:
+    """What the APIs of chats say alike. `tools`: in the form of chat completions. Raises `CallRefused`."""
+    if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
+        raise CallRefused("tools must be a list of functions with names", param="tools")
+    parse = _choice(given) == "auto" and bool(tools)
+    return {
+        "tools": tools,
+        "parse": parse,
+        "options": _template_options(given),
+        "stream": given.get("stream") is True,
+        "model": str(given.get("model") or ""),
+    }
 
 
 def tokens_asked(body: Any) -> Asked:
@@ -169,15 +177,8 @@ def _changes(name: str, value: Any, nothing: Mapping[str, Callable[[Any], bool]]
     return not nothing[name](value) if name in nothing else value not in ([], {}, "", False)
 
 
-def checked_tools(tools: Any) -> list[dict[str, Any]]:
-    """The tools in the form of chat completions. Raises `CallRefused`."""
-    if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
-        raise CallRefused("tools must be a list of functions with names", param="tools")
-    return tools
-
-
-def choice_of(given: dict[str, Any]) -> str:
-    """auto or none, which Anthropic's API writes as an object. Raises `CallRefused`."""
+def _choice(given: dict[str, Any]) -> str:
+    """auto or none, which Anthropic's API writes as an object."""
     choice = given.get("tool_choice", "auto")
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if kind not in ("auto", "none"):
@@ -204,7 +205,7 @@ def stops_of(given: dict[str, Any], name: str = "stop") -> list[str]:
     return strings
 
 
-def template_options(given: dict[str, Any]) -> dict[str, Any]:
+def _template_options(given: dict[str, Any]) -> dict[str, Any]:
     options = given.get("chat_template_kwargs", {})
     if not isinstance(options, dict) or RESERVED & options.keys():
         reserved = ", ".join(sorted(RESERVED))

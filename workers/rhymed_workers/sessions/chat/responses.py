@@ -19,10 +19,8 @@ from rhymed_workers.sessions.chat.asked import (
     Asked,
     Parameters,
     checked,
-    checked_tools,
-    choice_of,
+    common,
     most_of,
-    template_options,
 )
 from rhymed_workers.sessions.chat.messages import Message, call_of, message_of, text_of
 
@@ -79,22 +77,17 @@ def response_asked(body: Any, answered: Answered) -> ResponseAsked:
         raise CallRefused("instructions must be a text", param="instructions")
     before = _before(previous, answered) if previous is not None else []
     head = [] if instructions is None else [Message("system", instructions)]
-    tools, choice = checked_tools(_tools(given.get("tools") or [])), choice_of(given)
     include = given.get("include") or []
     if not isinstance(include, list) or not all(isinstance(each, str) and each in INCLUDED for each in include):
         raise CallRefused(f"include = {include!r:.80}: there is only {LOGPROBS}", param="include")
     return ResponseAsked(
         messages=[*head, *before, *_heard(given.get("input"))],
-        tools=tools,
-        parse=bool(tools) and choice == "auto",
         most=most_of(given, "max_output_tokens"),
-        options=template_options(given),
-        stream=given.get("stream") is True,
         logprobs=LOGPROBS in include,
-        model=str(given.get("model") or ""),
         instructions=instructions,
         previous=previous,
         store=given.get("store") is not False,
+        **common(given, _tools(given.get("tools") or [])),
     )
 
 
