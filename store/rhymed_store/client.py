@@ -68,19 +68,19 @@ class StoredSample:
 class StoreClient:
     """One link to the store. Calls may overlap: the store answers each when it is durable or read.
 
-    `name` must be unique among the store's clients. `peer`: the store's name in errors.
+    `name` must be unique among the store's clients.
     """
 
-    def __init__(self, address: str, name: str, keys: Keyring = OPEN, peer: str = "store") -> None:
-        self._link = sockets.Client(address, name, peer=peer, keys=keys.to("store"))
+    def __init__(self, address: str, name: str, keys: Keyring = OPEN) -> None:
+        self._link = sockets.Client(address, name, peer="store", keys=keys.to("store"))
 
     def close(self) -> None:
         self._link.close()
 
-    async def open_run(self, run: str, fingerprint: str, id: str = "", *, deadline_s: float = DEADLINE_S) -> None:
+    async def open_run(self, run: str, fingerprint: str, id: str = "") -> None:
         """Claim the folder for this run. Raises `RunMismatch` if it belongs to another one."""
         claim = messages.OpenRun(run=run, fingerprint=fingerprint, id=id)
-        await self.ask(claim, messages.Done, deadline_s=deadline_s)
+        await self.ask(claim, messages.Done)
 
     async def put_prompts(self, rows: Sequence[Row], *, deadline_s: float = DEADLINE_S) -> list[str]:
         """Store dataset rows; returns their ids in order. Idempotent."""
@@ -138,13 +138,9 @@ class StoreClient:
         answer, _ = await self.ask(question, messages.Done | messages.Missing, frame, deadline_s=deadline_s)
         return list(answer.samples) if isinstance(answer, messages.Missing) else []
 
-    async def get_partials(
-        self, ids: Sequence[messages.SampleId], *, deadline_s: float = DEADLINE_S
-    ) -> dict[messages.SampleId, Tokens]:
+    async def get_partials(self, ids: Sequence[messages.SampleId]) -> dict[messages.SampleId, Tokens]:
         """The first tokens of these samples, for those that have any."""
-        answer, frames = await self.ask(
-            messages.GetPartials(samples=list(ids)), messages.Partials, deadline_s=deadline_s
-        )
+        answer, frames = await self.ask(messages.GetPartials(samples=list(ids)), messages.Partials)
         if len(frames) != 1:
             raise errors.MalformedMessage(f"store sent {len(frames)} arrays, 1 expected")
         return dict(zip(answer.samples, cut_arrays(frames[0], np.dtype(np.uint32), answer.lengths), strict=True))
@@ -161,27 +157,21 @@ class StoreClient:
         question = messages.GetSamples(samples=list(ids), logprobs=logprobs, prompt_tokens=prompt_tokens)
         return await self._samples(question, logprobs, prompt_tokens, deadline_s)
 
-    async def history(
-        self, prompt: str, before_step: int, limit: int = 16, *, deadline_s: float = DEADLINE_S
-    ) -> list[StoredSample]:
+    async def history(self, prompt: str, before_step: int, limit: int = 16) -> list[StoredSample]:
         """The prompt's earlier responses, newest step first, at most `limit`; empty when there are none."""
         question = messages.GetHistory(prompt=prompt, before_step=before_step, limit=limit)
-        return await self._samples(question, False, False, deadline_s)
+        return await self._samples(question)
 
     async def lengths(
-        self, prompts: Sequence[str], before_step: int, *, turns: bool = False, deadline_s: float = DEADLINE_S
+        self, prompts: Sequence[str], before_step: int, *, turns: bool = False
     ) -> dict[str, messages.LengthRow]:
         """Of each prompt the lengths of its earlier responses; `turns`: of their turns, too."""
         question = messages.GetLengths(prompts=list(prompts), before_step=before_step, turns=turns)
-        answer, _ = await self.ask(question, messages.Lengths, deadline_s=deadline_s)
+        answer, _ = await self.ask(question, messages.Lengths)
         return {row.prompt: row for row in answer.rows}
 
     async def put_scores(
-        self,
-        scores: Sequence[messages.Score],
-        token_weights: Mapping[messages.SampleId, bytes] = {},
-        *,
-        deadline_s: float = DEADLINE_S,
+        self, scores: Sequence[messages.Score], token_weights: Mapping[messages.SampleId, bytes] = {}
     ) -> None:
         """Store rewards; returns when they are durable. Scores without a reward are refused.
 
@@ -194,7 +184,7 @@ class StoreClient:
             scores=list(scores), weighted=[len(part) // 4 for part in parts] if token_weights else []
         )
         frames = [b"".join(parts)] if token_weights else []
-        await self.ask(question, messages.Done, *frames, deadline_s=deadline_s)
+        await self.ask(question, messages.Done, *frames)
 
     async def put_token_stats(
         self,
@@ -216,8 +206,6 @@ class StoreClient:
         state: Literal["trained", "dropped"],
         reason: str = "",
         drawn: messages.Drawn | None = None,
-        *,
-        deadline_s: float = DEADLINE_S,
     ) -> None:
         """Record how these samples ended, and with them what their step drew from the plan.
 
@@ -227,23 +215,20 @@ class StoreClient:
             await self.ask(
                 messages.MarkSamples(samples=list(ids), state=state, reason=reason, drawn=drawn),
                 messages.Done,
-                deadline_s=deadline_s,
             )
 
-    async def forget_logprobs(self, below_step: int, *, deadline_s: float = DEADLINE_S) -> None:
+    async def forget_logprobs(self, below_step: int) -> None:
         """Steps below this one are in a checkpoint: delete their log-probs and journal lines."""
-        await self.ask(messages.ForgetLogprobs(below_step=below_step), messages.Done, deadline_s=deadline_s)
+        await self.ask(messages.ForgetLogprobs(below_step=below_step), messages.Done)
 
-    async def journal(self, from_step: int, *, deadline_s: float = DEADLINE_S) -> list[messages.JournalEntry]:
+    async def journal(self, from_step: int) -> list[messages.JournalEntry]:
         """The durable state of every sample of these steps, ordered by step, prompt, index."""
-        return (await self.read_journal(from_step, deadline_s=deadline_s)).entries
+        return (await self.read_journal(from_step)).entries
 
-    async def read_journal(
-        self, from_step: int, recent: int = 0, *, deadline_s: float = DEADLINE_S
-    ) -> messages.Journal:
+    async def read_journal(self, from_step: int, recent: int = 0) -> messages.Journal:
         """The same, and which steps no longer have lines."""
         question = messages.GetJournal(from_step=from_step, recent=recent)
-        answer, _ = await self.ask(question, messages.Journal, deadline_s=deadline_s)
+        answer, _ = await self.ask(question, messages.Journal)
         assert isinstance(answer, messages.Journal)
         return answer
 
@@ -255,9 +240,9 @@ class StoreClient:
     async def _samples(
         self,
         question: messages.GetSamples | messages.GetHistory,
-        logprobs: bool,
-        prompt_tokens: bool,
-        deadline_s: float,
+        logprobs: bool = False,
+        prompt_tokens: bool = False,
+        deadline_s: float = DEADLINE_S,
     ) -> list[StoredSample]:
         answer, frames = await self.ask(question, messages.Samples, deadline_s=deadline_s)
         if len(frames) != (expected := 1 + logprobs + prompt_tokens + bool(answer.weights)):
@@ -283,7 +268,9 @@ class StoreClient:
                 found = [replace(one, **{name: value}) for one, value in zip(found, values, strict=True)]
         return found
 
-    async def ask(self, question: messages.Message, expected: Any, *frames: Any, deadline_s: float) -> sockets.Parcel:
+    async def ask(
+        self, question: messages.Message, expected: Any, *frames: Any, deadline_s: float = DEADLINE_S
+    ) -> sockets.Parcel:
         """`expected`: the answer's type, or a union of types."""
         parcel = await self._link.request(question, *frames, deadline_s=deadline_s)
         if not isinstance(parcel.message, expected):

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from rhymed.core import messages
 from rhymed.core.errors import MalformedMessage
 from rhymed_store import client
-from rhymed_store.client import DEADLINE_S, Logprobs, StoreClient, Tokens
+from rhymed_store.client import Logprobs, StoreClient, Tokens
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class StoredSession:
         return number - 1 if after is None else after
 
 
-async def put_turns(store: StoreClient, turns: Sequence[NewTurn], *, deadline_s: float = DEADLINE_S) -> None:
+async def put_turns(store: StoreClient, turns: Sequence[NewTurn]) -> None:
     """Returns when all are durable. Raises `UnknownSample` for a turn whose answer the store lacks."""
     masked = [turn.drafted is not None for turn in turns]
     floored = [turn.floors is not None for turn in turns]
@@ -105,47 +105,34 @@ async def put_turns(store: StoreClient, turns: Sequence[NewTurn], *, deadline_s:
         frames.append(
             client.join_arrays([none if turn.drafted is None else np.packbits(turn.drafted) for turn in turns])
         )
-    await store.ask(question, messages.Done, *frames, deadline_s=deadline_s)
+    await store.ask(question, messages.Done, *frames)
 
 
 async def put_answer(
-    store: StoreClient,
-    sample: messages.SampleId,
-    number: int,
-    answer: messages.Answer,
-    tokens: ArrayLike,
-    *,
-    deadline_s: float = DEADLINE_S,
+    store: StoreClient, sample: messages.SampleId, number: int, answer: messages.Answer, tokens: ArrayLike
 ) -> bool:
     """Returns when it is durable, or an earlier one is; False: that is another one. Raises `UnknownSample` if the
     store lacks its turn."""
     question = messages.PutAnswer(sample=sample, number=number, answer=answer)
     frame = client.tokens_of(tokens, f"sample {sample}: an answer's tokens")
-    reply, _ = await store.ask(question, messages.Done | messages.Begun, frame, deadline_s=deadline_s)
+    reply, _ = await store.ask(question, messages.Done | messages.Begun, frame)
     return isinstance(reply, messages.Done)
 
 
-async def begin_calls(
-    store: StoreClient, sample: messages.SampleId, number: int, attempt: str, *, deadline_s: float = DEADLINE_S
-) -> bool:
+async def begin_calls(store: StoreClient, sample: messages.SampleId, number: int, attempt: str) -> bool:
     """False: another attempt has begun the calls of this turn."""
     question = messages.PutCalls(sample=sample, number=number, attempt=attempt)
-    answer, _ = await store.ask(question, messages.Done | messages.Begun, deadline_s=deadline_s)
+    answer, _ = await store.ask(question, messages.Done | messages.Begun)
     return isinstance(answer, messages.Done)
 
 
 async def get_session(
-    store: StoreClient,
-    sample: messages.SampleId,
-    *,
-    logprobs: bool = False,
-    first: int = 0,
-    deadline_s: float = DEADLINE_S,
+    store: StoreClient, sample: messages.SampleId, *, logprobs: bool = False, first: int = 0
 ) -> StoredSession:
     """Without answers and turns if the store has none. `logprobs`: with log-probs and drafts. `first`: number of the
     first answer and turn that are read."""
     question = messages.GetSessions(samples=[sample], logprobs=logprobs, first=first)
-    answer, frames = await store.ask(question, messages.Sessions, deadline_s=deadline_s)
+    answer, frames = await store.ask(question, messages.Sessions)
     if len(frames) != (expected := 3 if logprobs else 1) or len(answer.sessions) != 1:
         raise MalformedMessage(
             f"store sent {len(frames)} arrays of {len(answer.sessions)} sessions, {expected} of 1 expected"

@@ -143,7 +143,7 @@ async def test_an_operation_whose_task_is_cancelled_is_ended_first(monkeypatch: 
     with pytest.raises(asyncio.CancelledError):
         await task
     assert owner.log == ["0", "1", "2", "3", "4"]
-    assert not turns.is_busy
+    assert not turns.locked()
 
 
 class Circle:
@@ -181,7 +181,7 @@ async def test_an_operation_that_fails_lets_the_next_one_in() -> None:
     with pytest.raises(ValueError, match="no"):
         async with turns:
             await turns.run(broken())
-    assert not turns.is_busy
+    assert not turns.locked()
 
 
 async def test_orders_go_on_in_batches_and_in_their_order() -> None:

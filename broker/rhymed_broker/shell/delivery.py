@@ -64,6 +64,13 @@ DELIVERY_S = 15.0  # for the answer that a worker has accepted a request; the wo
 TRAIN_S = 300.0  # the trainer answers when it has read all samples of the step
 REFUSED_S = 600.0  # then the run ends
 
+OF_SAMPLES: dict[type, Callable[..., messages.Message]] = {
+    Act: messages.Act,
+    Close: messages.Close,
+    ScoreSamples: messages.ScoreSamples,
+    Cancel: messages.Cancel,
+    Release: messages.Release,
+}
 Order = Assign | Act | Close | ScoreSamples | Cancel | Release | Load | Sleep | Begin | Train
 
 
@@ -145,16 +152,8 @@ class Delivery:
         match order:
             case Assign(_, ids, begun):
                 return messages.Generate(samples=ids, begun=list(begun))
-            case Act(_, ids):
-                return messages.Act(samples=ids)
-            case Close(_, ids):
-                return messages.Close(samples=ids)
-            case ScoreSamples(_, ids):
-                return messages.ScoreSamples(samples=ids)
-            case Cancel(_, ids):
-                return messages.Cancel(samples=ids)
-            case Release(_, ids):
-                return messages.Release(samples=ids)
+            case Act(_, ids) | Close(_, ids) | ScoreSamples(_, ids) | Cancel(_, ids) | Release(_, ids):
+                return OF_SAMPLES[type(order)](samples=ids)
             case Load(_, version):
                 return messages.LoadVersion(version=version, weights=self._weights, life=self._life)
             case Sleep():

@@ -12,7 +12,6 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from rhymed_broker.slices import Slices, whole
@@ -26,25 +25,12 @@ LONG_TURNS = 4  # an operation of more turns makes so much that collections of g
 THAW = 64  # such operations, after which one collection looks at everything: else circular garbage would pile up
 
 
-class Turns:
+class Turns(asyncio.Lock):
     """`async with turns:` alone with the ledger. Not to be nested."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        super().__init__()
         self._frozen = 0  # long operations since the last thaw
-
-    async def __aenter__(self) -> Turns:
-        await self._lock.acquire()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
-
-    @property
-    def is_busy(self) -> bool:
-        return self._lock.locked()
 
     async def run(self, slices: Slices[Result]) -> Result:
         """Inside of `async with`. A short operation takes one turn."""

@@ -153,7 +153,11 @@ async def test_a_sink_that_hangs_is_started_again_and_does_not_hold_up_the_end(
     assert {row["resume"] for row in started} == {"allow"}
 
 
-async def test_a_folder_that_cannot_be_made_is_trouble_and_no_end(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_made_is_trouble_and_no_end(
+    tmp_path: Path, package: Callable[[str, str], None]
+) -> None:
+    package("wandb", HONEST)
+    package("mlflow", HONEST)
     config = configured(tmp_path, "wandb", "mlflow")
     folder = layout_of(config).folder
     folder.mkdir(parents=True)

@@ -3,7 +3,7 @@
 Owns the value model and its optimizer. It is trained in full, also where the policy has adapters only. Two critics
 with equal state and equal batches end up with equal bits.
 
-`ValueModel` is the model, `snapshot` and `load` are its file, and `advantages` makes the targets.
+`ValueModel` is the model, and `advantages` makes the targets.
 """
 
 from __future__ import annotations
@@ -128,12 +128,51 @@ class Critic:
         return metrics if explained is None else metrics | {"critic/explained_variance": explained}
 
     def snapshot(self, steps: int, *, copy: bool = False) -> Write:
-        """For a checkpoint, see `copied`. All ranks call it."""
-        return snapshot(self.model, self._optimizer, steps, self._ranks, copy=copy)
+        """For the checkpoint of `steps` trained steps, see `copied`. All ranks call it; with several, each writes its
+        part, into a folder."""
+        weights, ranks = _weights_of(self.model), self._ranks
+        tensors = copied(weights | moments.tensors(self._optimizer, self.model.named_parameters()), copy=copy)
+        tensors |= {STEPS: torch.tensor(steps)}
+
+        def write(folder: Path) -> list[str]:
+            from safetensors.torch import save_file
+
+            if ranks.size > 1:
+                shards.save(folder / PARTS, tensors, ranks.savers)
+                return []
+            save_file(tensors, folder / FILE)
+            return [FILE]
+
+        return write
 
     def load(self, folder: Path, steps: int) -> None:
-        """From the checkpoint of `steps` trained steps. Raises `CheckpointError`."""
-        load(folder, self.model, self._optimizer, steps)
+        """From the checkpoint of `steps` trained steps. Raises `CheckpointError` without a state of this critic."""
+        from safetensors.torch import load_file
+
+        model, optimizer, file = self.model, self._optimizer, folder / FILE
+        if (folder / PARTS).is_dir():
+            position = {STEPS: torch.tensor(0)}
+            shards.load(folder / PARTS, optimizer, model.named_parameters(), _weights_of(model) | position)
+            _check_steps(folder / PARTS, int(position[STEPS]), steps)
+            return
+        if not file.is_file():
+            raise CheckpointError(
+                f"{folder} has no {FILE}, so it was written by an algorithm without critic: resume with that"
+                " trainer.algorithm, or start a new run with model.path = this folder"
+            )
+        try:
+            tensors = load_file(file)
+            saved = int(tensors.pop(STEPS))
+        except Exception as error:  # safetensors has its own kinds
+            raise CheckpointError(f"{file} cannot be read: {error!r}") from error
+        _check_steps(file, saved, steps)
+        weights = _weights(file, model, tensors)
+        moments.restore(optimizer, model.named_parameters(), tensors)
+        if tensors:
+            raise CheckpointError(f"{file} is not of this critic (trainer.critic.model): it has {min(tensors)}")
+        with torch.no_grad():
+            for parameter, weight in weights:
+                moments.copy_into(parameter, weight)
 
 
 # The value model: a language model whose head gives one number for each state instead of logits.
@@ -190,7 +229,7 @@ class ValueModel(nn.Module):
         return total.detach()
 
 
-# The critic in a checkpoint's folder: weights and optimizer in one file, which the checkpoint's manifest covers.
+# A critic in a checkpoint's folder: weights and optimizer in one file, which the checkpoint's manifest covers.
 #
 # The file is a safetensors file with another suffix, so that engines do not take it for a part of the model. Names
 # are those of `optim.moments`, and `weight.<parameter>`.
@@ -200,57 +239,8 @@ PARTS = "critic"  # several ranks'
 STEPS = "steps"
 
 
-def snapshot(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, ranks: Alone = ALONE, *, copy: bool = False
-) -> Write:
-    """`steps`: training steps so far. With several ranks each writes its part, into a folder."""
-    tensors = copied(_weights_of(model) | moments.tensors(optimizer, model.named_parameters()), copy=copy)
-    tensors |= {STEPS: torch.tensor(steps)}
-
-    def write(folder: Path) -> list[str]:
-        from safetensors.torch import save_file
-
-        if ranks.size > 1:
-            shards.save(folder / PARTS, tensors, ranks.savers)
-            return []
-        save_file(tensors, folder / FILE)
-        return [FILE]
-
-    return write
-
-
 def _weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {f"weight.{name}": parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Raises `CheckpointError` unless the folder has the state of this critic after `steps` steps."""
-    from safetensors.torch import load_file
-
-    file = folder / FILE
-    if (folder / PARTS).is_dir():
-        position = {STEPS: torch.tensor(0)}
-        shards.load(folder / PARTS, optimizer, model.named_parameters(), _weights_of(model) | position)
-        _check_steps(folder / PARTS, int(position[STEPS]), steps)
-        return
-    if not file.is_file():
-        raise CheckpointError(
-            f"{folder} has no {FILE}, so it was written by an algorithm without critic: resume with that"
-            " trainer.algorithm, or start a new run with model.path = this folder"
-        )
-    try:
-        tensors = load_file(file)
-        saved = int(tensors.pop(STEPS))
-    except Exception as error:  # safetensors has its own kinds
-        raise CheckpointError(f"{file} cannot be read: {error!r}") from error
-    _check_steps(file, saved, steps)
-    weights = _weights(file, model, tensors)
-    moments.restore(optimizer, model.named_parameters(), tensors)
-    if tensors:
-        raise CheckpointError(f"{file} is not of this critic (trainer.critic.model): it has {min(tensors)}")
-    with torch.no_grad():
-        for parameter, weight in weights:
-            moments.copy_into(parameter, weight)
 
 
 def _check_steps(place: Path, saved: int, steps: int) -> None:

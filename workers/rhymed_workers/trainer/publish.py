@@ -224,15 +224,11 @@ class Publisher:
 
 
 def publisher_for(config: Config, folder: Path, dtype: str) -> Publisher:
-    return Publisher(folder, dtype, offers=_offers(config))
-
-
-def _offers(config: Config) -> Offers | None:
     if choose(config).transport != "ipc":
-        return None
+        return Publisher(folder, dtype)
     from rhymed_workers.weights.shared import Offers
 
-    return Offers()
+    return Publisher(folder, dtype, offers=Offers())
 
 
 def unique(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:

@@ -83,9 +83,8 @@ class _Offer:
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(readers, os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
+                if not _locks(descriptor, fcntl.LOCK_EX):
+                    return False
             finally:
                 os.close(descriptor)
             readers.unlink(missing_ok=True)
@@ -249,11 +248,9 @@ def _claim(path: Path) -> int:
         descriptor = os.open(path.with_suffix(READERS), os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise WireError("the trainer offers no memory of this version") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _locks(descriptor, fcntl.LOCK_SH):
         os.close(descriptor)
-        raise WireError("the trainer offers the memory of this version no more") from None
+        raise WireError("the trainer offers the memory of this version no more")
     return descriptor
 
 
@@ -263,7 +260,7 @@ def _handle(path: Path) -> Handle:
     except OSError as error:
         raise WireError("the trainer offers the memory of this version no more") from error
     try:
-        if _free(descriptor):
+        if _locks(descriptor, fcntl.LOCK_SH):
             raise WireError("the trainer that offered memory has ended")
         return msgspec.msgpack.decode(os.read(descriptor, 1 << 16), type=Handle)
     except msgspec.MsgspecError as error:
@@ -272,10 +269,10 @@ def _handle(path: Path) -> Handle:
         os.close(descriptor)
 
 
-def _free(descriptor: int) -> bool:
-    """Whether no process holds the lock."""
+def _locks(descriptor: int, kind: int) -> bool:
+    """False: a process holds a lock that excludes it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -79,15 +80,18 @@ def reference(row: Row, column: str = "") -> Any:
         if column not in row:
             raise RowUnsuitable(f"the row has no column {column!r} (args.column); columns: {', '.join(row)}")
         return row[column]
-    if (prepared := _prepared(row)) is not None:
-        return prepared
-    for name in REFERENCE_COLUMNS:
-        if row.get(name) is not None:
-            return row[name]
+    if (found := first_of(row, REFERENCE_COLUMNS)) is not None:
+        return found
     raise RowUnsuitable(
         f"the row has no reference answer: none of reward_model.ground_truth, {', '.join(REFERENCE_COLUMNS)};"
         f" columns: {', '.join(row)}. Name it with the scorer's args.column"
     )
+
+
+def first_of(row: Row, columns: Sequence[str]) -> Any:
+    """What verl has prepared, or the first of these columns that is not empty; None: there is none."""
+    found = (_prepared(row), *(row.get(name) for name in columns))
+    return next((value for value in found if value is not None), None)
 
 
 def _prepared(row: Row) -> Any:

@@ -11,7 +11,6 @@ ones. Only tests that are themselves code (`assert`) run next to the program, wh
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -29,6 +28,7 @@ from typing import Any
 from rhymed.core import private
 from rhymed.core.errors import RewardError, RowUnsuitable
 from rhymed.inputs.rows import Row
+from rhymed_workers.reward.scorers.answer import first_of
 from rhymed_workers.reward.scorers.setting import Setting
 from rhymed_workers.sandbox import choose
 
@@ -215,12 +215,8 @@ def _value(row: Row, column: str) -> Any:
         if column not in row:
             raise RowUnsuitable(f"the row has no column {column!r} (args.tests); columns: {', '.join(row)}")
         return row[column]
-    model = row.get("reward_model")
-    if isinstance(model, dict) and model.get("ground_truth") is not None:
-        return model["ground_truth"]
-    for name in COLUMNS:
-        if row.get(name) is not None:
-            return row[name]
+    if (found := first_of(row, COLUMNS)) is not None:
+        return found
     raise RowUnsuitable(
         f"the row has no tests: none of reward_model.ground_truth, {', '.join(COLUMNS)}; columns: {', '.join(row)}."
         " Name it with the scorer's args.tests"
@@ -259,7 +255,7 @@ def _called(name: str, arguments: list[Any], expected: Any) -> Case:
     if isinstance(expected, list) and len(expected) == 1:
         accepted.append(expected[0])
     if isinstance(expected, str):
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             accepted.append(json.loads(expected))
 
     def right(text: str, token: str) -> bool:

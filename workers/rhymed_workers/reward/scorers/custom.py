@@ -20,7 +20,7 @@ from rhymed.core.errors import NotPlayed, RewardError, RowUnsuitable
 from rhymed.core.text import counted, short
 from rhymed_workers.reward.scorers.answer import ground_truth
 from rhymed_workers.reward.scorers.pointwise import is_pointwise
-from rhymed_workers.reward.scorers.result import LONGEST_NAME, MOST_PARTS, Logged, finite_or_none
+from rhymed_workers.reward.scorers.result import LONGEST_NAME, MOST_PARTS, Logged, finite_or_none, list_of
 from rhymed_workers.reward.scorers.setting import MESSAGES, STATE, TRANSCRIPT, Response, Setting
 from rhymed_workers.sandbox.usercode import defined_at, describe, import_named, raised_at
 
@@ -178,11 +178,7 @@ class Custom:
         return [self._run({name: each[place] for name, each in values.items()}) for place in range(len(responses))]
 
     def _one_each(self, result: Any, count: int) -> list[Any]:
-        try:
-            listed = None if isinstance(result, str | bytes | dict) else list(result)
-        except TypeError:
-            listed = None
-        if listed is None:
+        if (listed := list_of(result)) is None:
             raise RewardError(
                 f"{self.title} returned {short(result)}: functions of lists return a list, one reward per completion"
             )

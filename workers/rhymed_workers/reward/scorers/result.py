@@ -185,12 +185,16 @@ def _earned(given: Mapping[Any, Any], name: str, tokens: int, turn_ends: Sequenc
     return {place: reward for place, reward in sorted(sums.items()) if reward}
 
 
-def _listed(values: Any, key: str, name: str, count: int, what: str) -> list[Any]:
+def list_of(values: Any) -> list[Any] | None:
+    """Its elements; None: it is a single value."""
     try:
-        listed = None if isinstance(values, str | bytes | dict) else list(values)
+        return None if isinstance(values, str | bytes | dict) else list(values)
     except TypeError:
-        listed = None
-    if listed is None:
+        return None
+
+
+def _listed(values: Any, key: str, name: str, count: int, what: str) -> list[Any]:
+    if (listed := list_of(values)) is None:
         raise RewardError(f"{name} returned {key} = {short(values)} instead of a list of numbers")
     if len(listed) != count:
         raise RewardError(f"{name} returned {len(listed)} {key} for {count} {what}: return one for each")
