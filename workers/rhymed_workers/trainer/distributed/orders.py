@@ -7,17 +7,15 @@ An order is what every rank does next, rank 0 included, so their exchanges of te
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.core.messages import SampleInfo, TokenReward
 from rhymed.core.run.checkpoint import digest_of
-from rhymed.inputs.rows import Row
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.optim import shards
@@ -56,21 +54,14 @@ class Save(msgspec.Struct, tag=True, frozen=True):
 Order: TypeAlias = Load | Begin | Train | Gather | Save
 
 
-class _Packed(msgspec.Struct, array_like=True):
-    info: SampleInfo
-    tokens: bytes
-    logprobs: bytes | None
-    prompt_tokens: bytes | None
-    weight: float
-    token_weights: bytes | None
-    row: Row | None
-    parts: Mapping[str, float]
-    token_rewards: Sequence[TokenReward]
-    floors: bytes | None
+def _array(kind: Any, content: bytes) -> NDArray[Any]:
+    """`kind`: an array's type, which names that of its numbers."""
+    _, dtype = get_args(kind)
+    return np.frombuffer(content, *get_args(dtype))
 
 
 _orders = msgspec.msgpack.Decoder(Order)
-_samples = msgspec.msgpack.Decoder(list[_Packed])
+_samples = msgspec.msgpack.Decoder(list[StoredSample], dec_hook=_array)
 
 
 def encode(order: Order) -> bytes:
@@ -82,42 +73,11 @@ def decode(content: bytes) -> Order:
 
 
 def pack(samples: Sequence[StoredSample]) -> bytes:
-    return msgspec.msgpack.encode([_packed(sample) for sample in samples])
+    return msgspec.msgpack.encode(samples, enc_hook=np.ndarray.tobytes)
 
 
 def unpack(content: bytes) -> list[StoredSample]:
-    return [_unpacked(one) for one in _samples.decode(content)]
-
-
-def _packed(sample: StoredSample) -> _Packed:
-    return _Packed(
-        sample.info,
-        sample.tokens.tobytes(),
-        _bytes(sample.logprobs),
-        _bytes(sample.prompt_tokens),
-        sample.weight,
-        _bytes(sample.token_weights),
-        sample.row,
-        sample.parts,
-        sample.token_rewards,
-        _bytes(sample.floors),
-    )
-
-
-def _unpacked(one: _Packed) -> StoredSample:
-    logprobs, weights, floors = (
-        None if content is None else np.frombuffer(content, np.float32)
-        for content in (one.logprobs, one.token_weights, one.floors)
-    )
-    prompt = None if one.prompt_tokens is None else np.frombuffer(one.prompt_tokens, np.uint32)
-    tokens = np.frombuffer(one.tokens, np.uint32)
-    return StoredSample(
-        one.info, tokens, logprobs, prompt, one.weight, weights, one.row, one.parts, one.token_rewards, floors
-    )
-
-
-def _bytes(array: NDArray[Any] | None) -> bytes | None:
-    return None if array is None else array.tobytes()
+    return _samples.decode(content)
 
 
 # What a rank does with an order. The same on all of them; exchanges of tensors meet because orders do.
