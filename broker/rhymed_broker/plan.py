@@ -160,9 +160,17 @@ class Sampler:
     def reset(self) -> None:
         self._rates = {}
 
+    def number(self, reward: float, tokens: int) -> float:
+        """Of a sample; a group's is the mean."""
+        raise NotImplementedError
+
     def rates(self, scored: Scored) -> Rates:
         """Of a step's samples."""
-        raise NotImplementedError
+        groups: dict[str, list[float]] = {}
+        for prompt, reward, tokens in scored:
+            if reward is not None:
+                groups.setdefault(prompt, []).append(self.number(reward, tokens))
+        return sorted((prompt, sum(numbers) / len(numbers)) for prompt, numbers in groups.items())
 
     def learn(self, step: int, rates: Rates) -> None:
         """Of a step whose prompts and rewards are final. Steps come in order, and again after a rollback."""
@@ -204,12 +212,8 @@ class BySuccess(Sampler):
         super().__init__(recent, seed)
         self._least, self._success_from = least, success_from
 
-    def rates(self, scored: Scored) -> Rates:
-        groups: dict[str, list[bool]] = {}
-        for prompt, reward, _ in scored:
-            if reward is not None:
-                groups.setdefault(prompt, []).append(reward >= self._success_from)
-        return sorted((prompt, sum(right) / len(right)) for prompt, right in groups.items())
+    def number(self, reward: float, tokens: int) -> float:
+        return float(reward >= self._success_from)
 
     def passes_over(self, prompt: str, position: int, known: int) -> bool:
         rate = self.last(prompt, known)
@@ -229,12 +233,8 @@ class ByLength(Sampler):
         super().__init__(recent, seed)
         self._share = share
 
-    def rates(self, scored: Scored) -> Rates:
-        groups: dict[str, list[int]] = {}
-        for prompt, reward, tokens in scored:
-            if reward is not None:
-                groups.setdefault(prompt, []).append(tokens)
-        return sorted((prompt, sum(lengths) / len(lengths)) for prompt, lengths in groups.items())
+    def number(self, reward: float, tokens: int) -> float:
+        return float(tokens)
 
     def order(self, prompts: Sequence[str], start: int, each: int, known: int) -> Sequence[str]:
         count = math.ceil(self._share * len(prompts))

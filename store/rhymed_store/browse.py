@@ -23,7 +23,6 @@ from rhymed_store.codec.turns import Finished
 from rhymed_store.columns import SampleColumns, read_columns
 from rhymed_store.database import sessions
 from rhymed_store.database.reads import Reads, SampleRecord
-from rhymed_store.database.sessions import SessionReads
 from rhymed_store.database.tables import Reader
 
 LAST = b"\xff" * 6  # step and index of a sample key
@@ -150,7 +149,7 @@ class Browse(Reads):
 
     def session(self, sample: SampleId) -> Session:
         """A sample in turns that is in progress; without answers and turns if it is not."""
-        found, _ = SessionReads(self._database).sessions(GetSessions(samples=[sample], logprobs=True))
+        found, _ = sessions.read_sessions(self._database, GetSessions(samples=[sample], logprobs=True))
         return found.sessions[0]
 
     def in_progress(self) -> list[SampleId]:

@@ -28,7 +28,7 @@ from rhymed.core.wire.sockets import DONE, Parcel, Server
 from rhymed_store.database.commit import Writer
 from rhymed_store.database.prepare import prepare
 from rhymed_store.database.reads import Reads
-from rhymed_store.database.sessions import SessionReads
+from rhymed_store.database.sessions import read_sessions
 from rhymed_store.database.transactions import FILE, Batch, Database
 from rhymed_store.database.writes import TokenStatsWrites, Writes, ready
 
@@ -99,13 +99,8 @@ class Requests:
         pool: ThreadPoolExecutor,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self._settings, self._database, self._writer, self._pool, self._spawn = (
-            settings,
-            database,
-            writer,
-            pool,
-            spawn,
-        )
+        self._settings, self._database = settings, database
+        self._writer, self._pool, self._spawn = writer, pool, spawn
         self._reads = Reads(database)
         self._writes = Writes(database, settings.compression)
         self._token_stats = TokenStatsWrites(database, settings.token_stats_bytes)
@@ -127,7 +122,7 @@ class Requests:
             messages.PutTurns: self._put_turns,
             messages.PutAnswer: self._put_first,
             messages.PutCalls: self._put_first,
-            messages.GetSessions: self._read(SessionReads(self._database).sessions),
+            messages.GetSessions: self._read(partial(read_sessions, self._database)),
             messages.PutScores: self._put_scores,
             messages.PutTokenStats: self._put_token_stats,
             messages.MarkSamples: self._write(writes.mark),

@@ -40,13 +40,8 @@ class Work:
     """What a worker does while it is in the run; made when all that it needs is there."""
 
     def __init__(self, worker: Worker) -> None:
-        self.name, self.config, self.store, self.membership = (
-            worker.name,
-            worker.config,
-            worker.store,
-            worker.membership,
-        )
-        self.worker, self.spawn = worker, worker.spawn
+        self.worker, self.name, self.config = worker, worker.name, worker.config
+        self.store, self.membership, self.spawn = worker.store, worker.membership, worker.spawn
 
     def introduce(self) -> dict[str, Any]:
         """Fields of `Join`: what it can do, and what it has."""

@@ -30,11 +30,8 @@ class Refusal(NamedTuple):
     """The trainer has refused a step, perhaps several times."""
 
     since: float
-    last: float = 0.0
-    why: str = ""
-
-    def again(self, now: float, why: str) -> Refusal:
-        return Refusal(self.since, now, why)
+    last: float
+    why: str
 
 
 class Handover:
@@ -151,8 +148,9 @@ class Handover:
     def failed(self, now: float, why: str = "") -> None:
         """The trainer did not take the step, or is gone."""
         if why:
-            before = self.refusal if self.refusal and now - self.refusal.last <= REFUSAL_S else Refusal(now)
-            self.refusal = before.again(now, why)
+            before = self.refusal
+            since = before.since if before and now - before.last <= REFUSAL_S else now
+            self.refusal = Refusal(since, now, why)
         self._step, self._ready = None, False
         self._samples.move_all(list(self._samples.queues["training"]), "returned", now)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rhymed.core.messages import Call, Score
 from rhymed_broker.slices import Slices, whole
@@ -17,8 +18,6 @@ from rhymed_broker.states import Sample
 
 class Occupancy:
     """Time integrals of all slots and of slots in use. O(1) per change."""
-
-    __slots__ = ("_at", "busy", "busy_s", "slot_s", "slots")
 
     def __init__(self) -> None:
         self.slots = 0
@@ -41,16 +40,14 @@ class Occupancy:
         return self.slot_s, self.busy_s
 
 
+@dataclass
 class ScorerMeter:
     """One scorer's results in one step."""
 
-    __slots__ = ("count", "errors", "timeouts", "total")
-
-    def __init__(self) -> None:
-        self.total = 0.0  # of its points, before its weight
-        self.count = 0
-        self.errors = 0
-        self.timeouts = 0
+    total: float = 0.0  # of its points, before its weight
+    count: int = 0
+    errors: int = 0
+    timeouts: int = 0
 
     def read(self, label: str) -> dict[str, float]:
         """The mean is over its points, the rates over all samples that it scored or failed to score."""
@@ -67,11 +64,6 @@ MOST_METRICS = 64  # that scorers may log in one step
 
 class StepMeter:
     """Moments and counts of one open step. Times are the caller's clock; None: not yet."""
-
-    __slots__ = (
-        "complete_at", "errors", "filters", "generated_at", "handed_at", "metrics", "opened_at", "reports", "rollout",
-        "scorers", "slots_generated", "slots_opened", "timeouts", "tools",
-    )  # fmt: skip
 
     def __init__(self, now: float, slots: tuple[float, float]) -> None:
         self.opened_at = now
@@ -228,15 +220,13 @@ def _mean(values: list[int]) -> float:
 MOST = 64  # tools
 
 
+@dataclass
 class ToolMeter:
     """Calls of one tool that reached it: one that is not there, or that cannot be read, takes no time."""
 
-    __slots__ = ("calls", "errors", "seconds")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.errors = 0
-        self.seconds = 0.0
+    calls: int = 0
+    errors: int = 0
+    seconds: float = 0.0
 
 
 class ToolMeters:

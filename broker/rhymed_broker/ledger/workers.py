@@ -26,11 +26,6 @@ class Rest(NamedTuple):
 class Worker:
     """A rollout, environment or reward worker, or the trainer (which holds nothing here)."""
 
-    __slots__ = (
-        "accepted", "beat", "busy", "claims", "drained", "engine", "forwards", "held", "join", "missing", "name",
-        "opened", "parked", "phase_at", "report", "rest", "role", "seen", "slots", "useful", "version",
-    )  # fmt: skip
-
     def __init__(self, join: Join, now: float) -> None:
         self.name = join.worker
         self.role = join.role
@@ -42,9 +37,8 @@ class Worker:
         self.report = Heartbeat(worker=join.worker)  # its last one
         self.phase_at = now  # when it entered the phase that it reported last
         self.held: dict[SampleId, Sample] = {}  # by the ledger
-        self.parked = set[
-            SampleId
-        ]()  # held, written ahead to the end: without a slot, until newer weights are loaded
+        # Held, written ahead to the end: without a slot, until newer weights are loaded.
+        self.parked = set[SampleId]()
         self.beat = (now, -2, 0)  # of its last heartbeat: time, version, samples that had a slot
         self.busy = 0  # slots in use; a sample that is no longer parked may wait for one
         self.missing: dict[SampleId, float] = {}  # held, but not reported: since when

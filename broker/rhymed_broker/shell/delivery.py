@@ -16,7 +16,7 @@ from rhymed.core import messages
 from rhymed.core.errors import DeadlineExceeded, PeerGone, RhymedError, StepRefused, StoreError
 from rhymed.core.messages import NO_SIGNAL, SampleId
 from rhymed.core.service.logfile import cause
-from rhymed.core.service.retry import PATIENCE_S, Attempt, retry_store
+from rhymed.core.service.retry import Attempt, retry_store
 from rhymed.core.wire.sockets import Server
 from rhymed_broker.ledger.actions import Act, Assign, Begin, Cancel, Close, Load, Release, ScoreSamples, Sleep, Train
 from rhymed_broker.ledger.ledger import Ledger
@@ -31,9 +31,8 @@ log = logging.getLogger(__name__)
 
 
 class Outbox:
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self) -> None:
         self._writes: asyncio.Queue[tuple[str, Attempt]] = asyncio.Queue()
-        self._patience_s = patience_s
 
     def put(self, what: str, write: Attempt) -> None:
         """`write` may be called several times."""
@@ -43,7 +42,7 @@ class Outbox:
         """Until cancelled. Raises `StoreError` if the store stays away."""
         while True:
             what, write = await self._writes.get()
-            await retry_store(write, what, self._patience_s)
+            await retry_store(write, what)
             self._writes.task_done()
 
     async def flush(self, deadline_s: float) -> bool:

@@ -78,10 +78,6 @@ class Queue(Generic[Item]):
         if self._later is None:
             self._next()
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._items
-
     def close(self) -> None:
         if self._later is not None:
             self._later.cancel()

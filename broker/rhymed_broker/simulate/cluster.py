@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from rhymed.core.messages import Drafting, SampleId
 from rhymed_broker.simulate.engine import PLAIN, Cost, Drafts, Entry
@@ -63,23 +62,24 @@ class Cluster:
         return Drafting(forwards, entry.length - forwards, entry.length - forwards, 0.0, 0.0, 0.0)
 
 
-class Totals(NamedTuple):
+@dataclass
+class Totals:
     """Totals of a run. Slot seconds are summed over all slots until the last sample was generated."""
 
-    makespan_s: float
-    rollout_s: float  # until the last sample was generated
-    slot_s: float
-    busy_s: float
-    steady_slot_s: float  # the same, until no sample was waiting
-    steady_busy_s: float
-    tokens: int
-    ahead: int  # tokens written ahead, with weights that were too old
-    kept: int  # of these
-    moved: int  # samples
-    filtered: int  # samples of groups without signal
-    dropped: int
-    events: int
-    step_s: list[float]  # when each step was trained
+    makespan_s: float = 0.0
+    rollout_s: float = 0.0  # until the last sample was generated
+    slot_s: float = 0.0
+    busy_s: float = 0.0
+    steady_slot_s: float = 0.0  # the same, until no sample was waiting
+    steady_busy_s: float = 0.0
+    tokens: int = 0
+    ahead: int = 0  # tokens written ahead, with weights that were too old
+    kept: int = 0  # of these
+    moved: int = 0  # samples
+    filtered: int = 0  # samples of groups without signal
+    dropped: int = 0
+    events: int = 0
+    step_s: list[float] = field(default_factory=list)  # when each step was trained
 
 
 # What no schedule can beat: the run's tokens with all slots in use, and each step's longest response. Pure.

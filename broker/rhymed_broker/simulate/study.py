@@ -160,7 +160,7 @@ def picture(results: Sequence[Result], path: Path) -> Path | None:
             occupancy(result.world, longest), aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest",
             extent=(0, longest, len(result.world.engines), 0),
         )  # fmt: skip
-        for at in result.world.step_s:
+        for at in result.totals.step_s:
             axis.axvline(at, color="#cc7351", linewidth=0.8)
         axis.set_title(f"{result.mode}: {result.totals.makespan_s:,.0f} s", loc="left", fontsize=9)
         axis.set_yticks([])

@@ -52,12 +52,9 @@ class World:
         self._random, self._trainer = random.Random(cluster.seed), Trainer(workload, self._open, cluster.train_s)
         self._trace, self._over = trace, False
         self.now = 0.0
-        self._count = self.tokens = self.ahead = self.kept = self.moved = self.filtered = self.dropped = 0
+        self.totals = Totals()
         self._left = workload.plan.steps * len(workload.plan.samples(0)) if workload.plan.steps else 0
         self._assigned: set[SampleId] = set()
-        self.steady = (0.0, 0.0)
-        self.generated_s = 0.0
-        self.step_s: list[float] = []
         self.batches: dict[int, list[SampleId]] = {}  # step -> the samples that it was trained on
 
     def run(self) -> Totals:
@@ -81,7 +78,7 @@ class World:
                 self._act()
         if not self._over:
             raise RuntimeError(f"the simulation stands still at {self.now:.0f} s: {ledger.samples.depths()}")
-        return self._totals()
+        return self._total()
 
     def _open(self, step: int) -> list[SampleId]:
         return list(self.ledger.samples.open_steps[step].samples)
@@ -144,12 +141,12 @@ class World:
         if parked:
             self.ledger.parked(name, parked, self.now)
         if ready:
-            self.generated_s = self.now
+            self.totals.rollout_s = self.now
             self.ledger.generated(name, ready, self.now)
         self._touched.add(name)
 
     def _info(self, entry: Entry, version: int) -> SampleInfo:
-        self.tokens += entry.length
+        self.totals.tokens += entry.length
         versions = [(entry.version, entry.length)]
         if entry.version < version:
             versions = [(entry.version, 1), (version, entry.length - 1)]
@@ -168,7 +165,8 @@ class World:
         if of_version < version and brought:
             ahead, before = self._ahead_counts.get(id, (0, 0))
             self._ahead_counts[id] = (ahead + brought, before + kept)
-            self.ahead, self.kept = self.ahead + brought, self.kept + kept
+            self.totals.ahead += brought
+            self.totals.kept += kept
         seen = self._first.setdefault(id.prompt, id.step) < id.step and self.cluster.drafts is not None
         self.engines[name].add(Entry(id, length, kept, self.cluster.verify * kept, version, seen=seen))
 
@@ -213,9 +211,9 @@ class World:
             case actions.FinishRun():
                 self._over = True
             case actions.Mark(ids, "dropped", reason) if reason.startswith(NO_SIGNAL):
-                self.filtered += len(ids)
+                self.totals.filtered += len(ids)
             case actions.Mark(ids, "dropped"):
-                self.dropped += len(ids)
+                self.totals.dropped += len(ids)
 
     def _assign(self, name: str, ids: list[SampleId], begun: set[SampleId]) -> None:
         if name not in self.engines:
@@ -228,13 +226,13 @@ class World:
                 self._assigned.add(id)
             self._enter(name, id, brought, version)
         if self._all_assigned():
-            self.steady = self._slots()
+            self.totals.steady_slot_s, self.totals.steady_busy_s = self._slots()
         self._touched.add(name)
 
     def _all_assigned(self) -> bool:
         """For the first time. Where groups are replaced this is not known: always in the last step."""
         last = self.ledger.version == self.workload.plan.steps - 1
-        return last if self.cluster.flat else len(self._assigned) == self._left and not self.steady[0]
+        return last if self.cluster.flat else len(self._assigned) == self._left and not self.totals.steady_slot_s
 
     def _load(self, name: str, version: int) -> None:
         """Tokens written ahead are verified with the new weights; everything else continues with them."""
@@ -264,7 +262,7 @@ class World:
             if entry := engine.remove(id):
                 self._partials[id] = (self._versions[name], engine.tokens(entry))
                 self.ledger.given_back(name, [id], "moved", self.now, moved=True)
-                self.moved += 1
+                self.totals.moved += 1
         self._touched.add(name)
 
     def _scored(self, ids: list[SampleId]) -> None:
@@ -272,11 +270,11 @@ class World:
 
     def _trained(self, step: int) -> None:
         if self.ledger.train_done(step, self.now) is not None:
-            self.step_s.append(self.now)
+            self.totals.step_s.append(self.now)
 
     def _at(self, time: float, what: Callable[..., None], *arguments: Any) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (time, self._count, what, arguments))
+        self.totals.events += 1
+        heapq.heappush(self._events, (time, self.totals.events, what, arguments))
 
     def _slots(self) -> tuple[float, float]:
         """(slot seconds, busy slot seconds) until now, of living workers."""
@@ -285,23 +283,12 @@ class World:
         slots = sum(engine.slots for engine in self.engines.values())
         return slots * self.now, sum(engine.busy_s for engine in self.engines.values())
 
-    def _totals(self) -> Totals:
-        return Totals(
-            makespan_s=self.now,
-            rollout_s=self.generated_s,
-            slot_s=sum(engine.slots for engine in self.engines.values()) * self.generated_s,
-            busy_s=sum(engine.busy_s for engine in self.engines.values()),
-            steady_slot_s=self.steady[0],
-            steady_busy_s=self.steady[1],
-            tokens=self.tokens,
-            ahead=self.ahead,
-            kept=self.kept,
-            moved=self.moved,
-            filtered=self.filtered,
-            dropped=self.dropped,
-            events=self._count,
-            step_s=self.step_s,
-        )
+    def _total(self) -> Totals:
+        engines, totals = self.engines.values(), self.totals
+        totals.makespan_s = self.now
+        totals.slot_s = sum(engine.slots for engine in engines) * totals.rollout_s
+        totals.busy_s = sum(engine.busy_s for engine in engines)
+        return totals
 
 
 # The trainer in virtual time computes one group after another, each in proportion to its tokens.

@@ -1,4 +1,4 @@
-"""A snapshot of the run for people: pure, from the ledger, the time and a `RunInfo`.
+"""A snapshot of the run for people: pure, from the ledger and the time.
 
 `queues` is the snapshot, `group` one group of it, and `diagnostics` says in sentences what keeps the run from going
 on.
@@ -10,9 +10,10 @@ import asyncio
 import heapq
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, count, islice, takewhile
 from typing import get_args
+
+import msgspec
 
 from rhymed.core import messages
 from rhymed.core.errors import FilesLost, RhymedError
@@ -31,32 +32,28 @@ from rhymed_store.client import StoreClient
 GROUPS = 96  # rows per step
 
 
-@dataclass(frozen=True)
-class RunInfo:
-    """What a snapshot shows in addition to the ledger."""
-
-    name: str
-    uptime_s: float = 0.0
-    steps: int | None = None  # of the whole run; None: the dataset is not read yet
-    finished: bool = False
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last trained step
-    evaluation: dict[str, float] = field(default_factory=dict)  # the newest one
-    lag_ms: float = 0.0
-    store: dict[str, float] = field(default_factory=dict)
-    warnings: Sequence[str] = ()  # empty ones are left out
-
-
-def queues(ledger: Ledger, now: float, run: RunInfo, *, only: str | None = None) -> messages.Queues:
-    """`only`: with the samples of this worker alone; None: of all workers."""
+def queues(
+    ledger: Ledger,
+    now: float,
+    run: str,
+    *,
+    uptime_s: float = 0.0,
+    steps: int | None = None,
+    finished: bool = False,
+    warnings: Sequence[str] = (),
+    only: str | None = None,
+) -> messages.Queues:
+    """`run`: its name. `steps`: of the whole run; None: the dataset is not read yet. `warnings`: further ones, or
+    empty strings. `only`: with the samples of this worker alone; None: of all workers."""
     begun = _begun(ledger)
     depths, waiting = ledger.samples.depths(), ledger.samples.queues
     return messages.Queues(
-        run=run.name,
-        uptime_s=run.uptime_s,
+        run=run,
+        uptime_s=uptime_s,
         version=ledger.version,
         step=ledger.version,
-        steps=run.steps or 0,
-        finished=run.finished,
+        steps=steps or 0,
+        finished=finished,
         queues={str(state): depth for state, depth in depths.items()},
         oldest_s={str(state): now - next(iter(queue)).since for state, queue in waiting.items() if queue},
         workers=[
@@ -66,12 +63,8 @@ def queues(ledger: Ledger, now: float, run: RunInfo, *, only: str | None = None)
         open_steps=[
             _step(open_step, now, begun.get(step, {})) for step, open_step in ledger.samples.open_steps.items()
         ],
-        metrics=run.metrics,
-        val=run.evaluation,
-        lag_ms=run.lag_ms,
         counts=dict(ledger.samples.counts),
-        store=run.store,
-        troubles=diagnostics(ledger, now, up_s=run.uptime_s, ready=run.steps is not None, others=run.warnings),
+        troubles=diagnostics(ledger, now, up_s=uptime_s, ready=steps is not None, others=warnings),
         paused=ledger.control.paused,
     )
 
@@ -340,19 +333,17 @@ class Latest:
     def queues(self, request: GetQueues, *, steps: int | None, finished: bool, warnings: Sequence[str]) -> Queues:
         """`steps`: of the whole run; None: the dataset is not read yet."""
         now = time.monotonic()
-        run = RunInfo(
-            name=self._run,
+        waits = f"the broker has waited {WAITS.longest}" if WAITS.longest else ""
+        found: Queues = queues(
+            self._ledger,
+            now,
+            self._run,
             uptime_s=now - self._begun,
             steps=steps,
             finished=finished,
-            metrics=self._metrics,
-            evaluation=self._val,
-            lag_ms=self._lag.p99_ms(),
-            store=self.store,
-            warnings=[
-                self._store_warning,
-                f"the broker has waited {WAITS.longest}" if WAITS.longest else "",
-                *warnings,
-            ],
+            warnings=[self._store_warning, waits, *warnings],
+            only=request.worker if request.brief else None,
         )
-        return queues(self._ledger, now, run, only=request.worker if request.brief else None)
+        return msgspec.structs.replace(
+            found, metrics=self._metrics, val=self._val, lag_ms=self._lag.p99_ms(), store=self.store
+        )

@@ -8,11 +8,11 @@ docs/metrics.md. This module is light: a sink's package is imported in the sink'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rhymed.core.errors import ConfigError
 
@@ -45,8 +45,7 @@ class MetricsRow:
     metrics: Mapping[str, float]  # finite numbers only
 
 
-@dataclass(frozen=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """A row of a step's table of samples."""
 
     prompt: str
@@ -55,11 +54,6 @@ class SampleRow:
     parts: str  # of the reward, by scorer, before their weights; empty: it has none
     tokens: int  # of the response
     sample: str  # its id, as `rhymed history` shows it
-
-
-def columns(rows: Sequence[SampleRow]) -> dict[str, list[Any]]:
-    """Name -> values, in the order of the table."""
-    return {field.name: [getattr(row, field.name) for row in rows] for field in fields(SampleRow)}
 
 
 class Sink(Protocol):

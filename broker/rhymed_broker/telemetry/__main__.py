@@ -59,8 +59,6 @@ def _read(file: Path, *, complete: bool) -> Mapping[str, Any]:
         raise ConfigError(f"{file} cannot be read: {error}; name the config.json in a run's folder") from None
     if complete:
         return tree
-    from rhymed.core.config import Config
-
     return Config.model_validate(tree).model_dump(mode="json")
 
 

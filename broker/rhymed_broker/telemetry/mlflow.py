@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rhymed_broker.telemetry import MetricsRow, RunDescription, SampleRow, columns
+from rhymed_broker.telemetry import MetricsRow, RunDescription, SampleRow
 
 TAG = "rhymed.id"
 PARAMETER_CHARACTERS = 500  # limit of the oldest servers
@@ -55,9 +55,8 @@ class Mlflow:
     def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
         """A file per step, in the layout of MLflow's tables. `log_table` would append to a step that is sent twice,
         and collects the names of all files in one tag, whose length is limited."""
-        table = columns(rows)
-        data = [list(values) for values in zip(*table.values(), strict=True)]
-        self._client.log_dict(self._id, {"columns": list(table), "data": data}, f"samples/step-{step:06d}.json")
+        table = {"columns": SampleRow._fields, "data": rows}
+        self._client.log_dict(self._id, table, f"samples/step-{step:06d}.json")
 
     def close(self, *, finished: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
@@ -72,5 +71,4 @@ def _text(value: Any) -> str:
     return (value if isinstance(value, str) else json.dumps(value))[:PARAMETER_CHARACTERS]
 
 
-def open_sink(run: RunDescription) -> Mlflow:
-    return Mlflow(run)
+open_sink = Mlflow

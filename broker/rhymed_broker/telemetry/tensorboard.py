@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rhymed_broker.telemetry import MetricsRow, RunDescription, SampleRow, columns
+from rhymed_broker.telemetry import MetricsRow, RunDescription, SampleRow
 
 SHOWN = ("reward/mean", "response_length/mean")
 """Metrics that hparams are compared by."""
@@ -61,9 +61,9 @@ def _hparams(run: RunDescription) -> Any:
 
 
 def _markdown(rows: Sequence[SampleRow]) -> str:
-    names = list(columns(()))
+    names = SampleRow._fields
     lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
-    for row in zip(*columns(rows).values(), strict=True):
+    for row in rows:
         lines.append(f"| {' | '.join(_cell(value) for value in row)} |")
     return "\n".join(lines)
 
@@ -72,5 +72,4 @@ def _cell(value: Any) -> str:
     return str("" if value is None else value).replace("|", "\\|").replace("\n", "<br>")
 
 
-def open_sink(run: RunDescription) -> TensorBoard:
-    return TensorBoard(run)
+open_sink = TensorBoard

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rhymed_broker.telemetry import MetricsRow, RunDescription, SampleRow, columns
+from rhymed_broker.telemetry import MetricsRow, RunDescription, SampleRow
 
 
 class Trackio:
@@ -33,11 +33,10 @@ class Trackio:
         import pandas
         import trackio
 
-        self._run.log({"samples": trackio.Table(dataframe=pandas.DataFrame(columns(rows)))}, step=step)
+        self._run.log({"samples": trackio.Table(dataframe=pandas.DataFrame(rows))}, step=step)
 
     def close(self, *, finished: bool) -> None:
         self._run.finish()
 
 
-def open_sink(run: RunDescription) -> Trackio:
-    return Trackio(run)
+open_sink = Trackio

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rhymed_broker.telemetry import MetricsRow, RunDescription, SampleRow, columns
+from rhymed_broker.telemetry import MetricsRow, RunDescription, SampleRow
 
 
 class Wandb:
@@ -39,13 +39,11 @@ class Wandb:
     def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
         import wandb
 
-        table = columns(rows)
-        data = [list(values) for values in zip(*table.values(), strict=True)]
-        self._run.log({"step": step, "samples": wandb.Table(columns=list(table), data=data)})
+        table = wandb.Table(columns=list(SampleRow._fields), data=list(map(list, rows)))
+        self._run.log({"step": step, "samples": table})
 
     def close(self, *, finished: bool) -> None:
         self._run.finish(exit_code=0 if finished else 1)
 
 
-def open_sink(run: RunDescription) -> Wandb:
-    return Wandb(run)
+open_sink = Wandb

@@ -215,26 +215,21 @@ def _sound(txn: Any, tables: dict[str, Any], low: bytes, first: int = 0) -> Iter
             expected, there = expected + 1, cursor.next()
 
 
-class SessionReads:
-    def __init__(self, database: Tables) -> None:
-        self._database = database
-
-    def sessions(self, message: messages.GetSessions) -> tuple[messages.Sessions, list[bytes]]:
-        found, arrays = [], [b""] * (3 if message.logprobs else 1)
-        tables = self._database.tables
-        with self._database.read() as txn:
-            for sample in message.samples:
-                low = records.journal_key(sample)
-                stored = txn.get(records.sample_key(sample), db=tables["samples"]) is not None
-                entries = [] if stored else list(_sound(txn, tables, low, message.first))
-                begun = _begun(txn, tables, low, 2 * message.first + len(entries))
-                session = _session(sample, entries, begun=begun, stored=stored)
-                found.append(session if message.logprobs else _without_results(session))
-                arrays[0] += b"".join([entry.tokens for entry in entries])
-                if message.logprobs:
-                    arrays[1] += b"".join([entry.logprobs for entry in entries])
-                    arrays[2] += b"".join([entry.drafted or b"" for entry in entries])
-        return messages.Sessions(sessions=found), arrays
+def read_sessions(database: Tables, message: messages.GetSessions) -> tuple[messages.Sessions, list[bytes]]:
+    found, arrays, tables = [], [b""] * (3 if message.logprobs else 1), database.tables
+    with database.read() as txn:
+        for sample in message.samples:
+            low = records.journal_key(sample)
+            stored = txn.get(records.sample_key(sample), db=tables["samples"]) is not None
+            entries = [] if stored else list(_sound(txn, tables, low, message.first))
+            begun = _begun(txn, tables, low, 2 * message.first + len(entries))
+            session = _session(sample, entries, begun=begun, stored=stored)
+            found.append(session if message.logprobs else _without_results(session))
+            arrays[0] += b"".join([entry.tokens for entry in entries])
+            if message.logprobs:
+                arrays[1] += b"".join([entry.logprobs for entry in entries])
+                arrays[2] += b"".join([entry.drafted or b"" for entry in entries])
+    return messages.Sessions(sessions=found), arrays
 
 
 def _session(sample: messages.SampleId, entries: Sequence[Entry], *, begun: bool, stored: bool) -> messages.Session:

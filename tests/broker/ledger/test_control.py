@@ -330,7 +330,7 @@ async def test_a_brief_answer_names_one_workers_samples_only(cluster: Cluster) -
 
 
 def test_of_very_many_groups_some_are_told_and_those_in_work_first() -> None:
-    from rhymed_broker.status.snapshot import GROUPS, RunInfo, queues
+    from rhymed_broker.status.snapshot import GROUPS, queues
 
     story = Story(Ledger(policy=scheduler.POLICIES["fifo"]))
     story.begin(SmallPlan(groups=500))
@@ -339,7 +339,7 @@ def test_of_very_many_groups_some_are_told_and_those_in_work_first() -> None:
     story.ledger.heartbeat(
         Heartbeat(worker="w", version=0, holding=[messages.Holding(id=held[4], tokens=50)]), story.now
     )
-    snapshot = queues(story.ledger, story.now, RunInfo("run", steps=1), only="")
+    snapshot = queues(story.ledger, story.now, "run", steps=1, only="")
     (step, *_) = snapshot.open_steps
     assert (step.groups, len(step.rows)) == (500, GROUPS)
     assert (step.rows[0].prompt, step.rows[0].longest) == (held[4].prompt, 50)

@@ -84,8 +84,8 @@ def test_every_sample_ends_once_whatever_happens(
     world = run(shape, cluster, policy, max_staleness, run_ahead)
     plan = world.workload.plan
     assert world.trained == [id for step in range(3) for id in plan.samples(step)]
-    assert world.dropped == 0
-    assert len(world.step_s) == 3
+    assert world.totals.dropped == 0
+    assert len(world.totals.step_s) == 3
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -93,7 +93,7 @@ def test_one_worker_with_one_slot_takes_the_sum_of_all(policy: str) -> None:
     cluster = replace(FEW, workers=1, slots=1, train_s=0.0, reward_s=0.0, load_s=0.0)
     world = run(SMALL, cluster, policy, 0, 0)
     tokens = sum(world.workload.length(id) for step in range(5) for id in world.workload.plan.samples(step))
-    assert world.tokens == tokens
+    assert world.totals.tokens == tokens
     assert world.now == pytest.approx(tokens * cluster.cost(1), rel=1e-6)
 
 
@@ -172,7 +172,7 @@ def test_run_ahead_that_is_all_kept_is_as_good_as_staleness_1() -> None:
     cluster = replace(FEW, keep=1.0, train_s=10.0)
     plain = run(SMALL, cluster, "flow", 0, 0).now
     ahead = run(SMALL, cluster, "flow", 0, 1)
-    assert ahead.kept == ahead.ahead > 0
+    assert ahead.totals.kept == ahead.totals.ahead > 0
     assert ahead.now < 0.9 * plain
 
 

@@ -15,7 +15,6 @@ import pytest
 from rhymed.core.config.load import load_run
 from rhymed.core.errors import ConfigError
 from rhymed.core.run.metrics import MetricsLog
-from rhymed_broker.telemetry import columns
 from rhymed_broker.telemetry.__main__ import CHARACTERS, SampleTables
 from rhymed_store.browse import Browse
 from tests.records.history.fixtures import make_run, tokenizer
@@ -41,7 +40,7 @@ def test_a_steps_prompts_with_their_best_and_their_worst_response(make_run: Make
     [flat] = found.of_step(2)  # both have the same reward
     assert (flat.reward, flat.parts, best.parts) == (1.0, "exact 1, format 0.25", "")
     assert found.of_step(7) == []
-    assert list(columns([best])) == ["prompt", "response", "reward", "parts", "tokens", "sample"]
+    assert list(best._fields) == ["prompt", "response", "reward", "parts", "tokens", "sample"]
 
 
 def test_tables_are_bounded(make_run: MakeRun) -> None:

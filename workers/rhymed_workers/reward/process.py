@@ -8,13 +8,10 @@ malformed answers become errors in words.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import secrets
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -24,6 +21,7 @@ from rhymed_workers.reward.child import Answer, Item, Ready, Work
 from rhymed_workers.reward.scorers.builtin import LATE_BY_RESPONSE
 from rhymed_workers.reward.scorers.result import FAULT, Verdict
 from rhymed_workers.sandbox import linux
+from rhymed_workers.sandbox.cleanup import cpu_s
 from rhymed_workers.sandbox.jailed import MAX_FRAME, Jailed, ProcessEnded, spawn
 from rhymed_workers.sandbox.usercode import hung_at
 
@@ -112,7 +110,7 @@ class ScoringProcess(Jailed):
         began, count = time.monotonic(), len(work.items)
         limit_s, tokens = count * self._reward.timeout_s, sum(len(item.tokens) for item in work.items)
         at_half: list[float] = []
-        timer = asyncio.get_running_loop().call_later(limit_s / 2, lambda: at_half.append(self._busy_s()))
+        timer = asyncio.get_running_loop().call_later(limit_s / 2, lambda: at_half.append(self._worked_s()))
         try:
             async with asyncio.timeout(limit_s):
                 await self.write(msgspec.msgpack.encode(work))
@@ -128,7 +126,7 @@ class ScoringProcess(Jailed):
                 self.defect = answer.defect
                 return answer.verdicts
         except TimeoutError:
-            worked_s = self._busy_s() - at_half[0] if at_half else 0.0
+            worked_s = self._worked_s() - at_half[0] if at_half else 0.0
             place = hung_at(await self.traceback(), name.rpartition(":")[0])
             await self.kill()
             times = f" ({count} samples x {self._reward.timeout_s:g} s)" if count > 1 else ""
@@ -143,11 +141,6 @@ class ScoringProcess(Jailed):
             timer.cancel()
         return [Verdict(error=error, timeout=late, seconds=(time.monotonic() - began) / count)] * count
 
-    def _busy_s(self) -> float:
+    def _worked_s(self) -> float:
         """Processor time of all its processes so far, in seconds."""
-        total = 0
-        for pid in linux.family([self.pid]):
-            with contextlib.suppress(OSError, ValueError, IndexError):  # it ended
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                total += int(fields[11]) + int(fields[12])
-        return total / os.sysconf("SC_CLK_TCK")
+        return cpu_s(linux.family([self.pid]))

@@ -107,7 +107,7 @@ class Cleanup:
 
     def _background_cpu_s(self) -> float:
         processes = [pid for kind, pid in self._background if kind == "process"]
-        return time.process_time() - time.thread_time() + _cpu_s(processes)
+        return time.process_time() - time.thread_time() + cpu_s(processes)
 
     # While the process waits for an item, nothing should work
 
@@ -136,7 +136,7 @@ def _lives(pid: int) -> bool:
     return False
 
 
-def _cpu_s(pids: Iterable[int]) -> float:
+def cpu_s(pids: Iterable[int]) -> float:
     total = 0.0
     for pid in pids:
         with contextlib.suppress(psutil.Error, OSError):

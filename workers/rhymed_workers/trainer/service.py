@@ -168,14 +168,13 @@ class TrainerService(Worker):
         learner, lineage, saved = await self._thread.run(lambda: self._load(leader), "load")
         publisher = publisher_for(self.config, self.layout.folder / "weights", learner.dtype)
         self.closing.callback(publisher.close)
-        published = await self._thread.run(lambda: publisher.publish_from(learner), "publish")
+        await self._thread.run(lambda: publisher.publish_from(learner), "publish")
         self.spawn(publisher.replace_lost(learner, self._thread.run))
         keys, address = self.layout.keys("trainer"), self.layout.weights
         weights = WeightsServer(self.layout.listens(address), publisher, keys=keys)
         self.closing.callback(weights.close)
         announced = address if self.layout.bind else weights.address
-        begun = {"version": published.version, "saved": saved}
-        training = Training(self, self._thread, self._life, learner, lineage, publisher, announced, **begun)
+        training = Training(self, self._thread, self._life, learner, lineage, publisher, announced, saved)
         self.closing.callback(training.checkpoints.close)
         self.begin(training)
         stall_s = self.config.trainer.stall_s
@@ -219,11 +218,9 @@ class Training(Work):
         lineage: Lineage,
         publisher: Publisher,
         announced: str,
-        *,
-        version: int,
         saved: int,
     ) -> None:
-        """`announced`: the address of the weights. `version`: published. `saved`: steps in the newest checkpoint."""
+        """`announced`: the address of the weights. `saved`: steps in the newest checkpoint."""
         super().__init__(worker)
         self._thread, self._life, self._announced = thread, life, announced
         self._learner, self._lineage, self._publisher = learner, lineage, publisher
@@ -233,7 +230,7 @@ class Training(Work):
         self._idle = asyncio.Event()
         self._idle.set()
         self._run_steps = 0  # of the whole run, by the broker's last order; 0: unknown
-        self._version = version  # published; the learner's own count is ahead while a step is being published
+        self._version = learner.steps  # published; the learner's own count is ahead while a step is being published
         self._last: messages.Trained | None = None
         self._reports: set[asyncio.Task[None]] = set()
         self._over = False  # the broker has ended the run

@@ -33,6 +33,7 @@ from rhymed_workers.environment.hosting.tool import (
     text_of,
     tool_of,
     trl_error,
+    unreadable,
 )
 from rhymed_workers.environment.protocol import Kind, Open, Step, Stepped
 from rhymed_workers.sandbox.usercode import defined_at, describe
@@ -203,8 +204,7 @@ class Caller:
         As in TRL, sync tools are called one after another, then async ones together.
         """
         if request.malformed:
-            record = Call(name="?", error=request.malformed)
-            return Stepped([_message("", trl_error("", request.malformed))], calls=[record])
+            return unreadable(request.malformed)
         wanted = request.wanted
         if not wanted:
             return Stepped(done=True)

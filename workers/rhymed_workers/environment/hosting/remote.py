@@ -19,7 +19,7 @@ from rhymed.core.errors import EnvironmentFailed
 from rhymed.core.messages import Call
 from rhymed.inputs.chats import Chat
 from rhymed_workers.environment.hosting.runner import Runner
-from rhymed_workers.environment.hosting.tool import encodable, explained, trl_error
+from rhymed_workers.environment.hosting.tool import encodable, explained, trl_error, unreadable
 from rhymed_workers.environment.openenv import (
     LIST_TOOLS,
     Action,
@@ -75,8 +75,7 @@ class RemoteHost:
         if self._action.kind == "text":
             return await self._say(request)
         if request.malformed:
-            content = trl_error("", request.malformed)
-            return Stepped([{"role": "tool", "content": content}], calls=[Call(name="?", error=request.malformed)])
+            return unreadable(request.malformed)
         if not (asked := request.wanted):
             return Stepped(done=True)
         messages, calls, rewards = [], [], []

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from rhymed.core.errors import EnvironmentFailed
+from rhymed.core.messages import Call
 from rhymed.inputs.chats import Chat
 from rhymed_workers.environment.hosting.runner import TooLate
 from rhymed_workers.environment.protocol import Kind, Open, Step, Stepped
@@ -48,6 +49,12 @@ def words_of(error: object) -> str:
         return str(error)
     except Exception:  # user code may have broken its own __str__
         return type(error).__name__
+
+
+def unreadable(malformed: str) -> Stepped:
+    """The answer to a turn whose calls cannot be read."""
+    message = {"role": "tool", "content": trl_error("", malformed)}
+    return Stepped([message], calls=[Call(name="?", error=malformed)])
 
 
 def encodable(text: str) -> str:
