@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -58,9 +58,7 @@ class StoredSample:
     weight: float = 1.0  # of the sample in the loss; comes with the log-probs
     token_weights: NDArray[np.float32] | None = None  # likewise, of each response token; None: all 1
     row: Row | None = None  # of its prompt; whoever needs it fetches it with `get_prompts`
-    parts: Mapping[str, float] = field(
-        default_factory=dict
-    )  # parts of its reward, as in Score; sent with the log-probs
+    parts: Mapping[str, float] = field(default_factory=dict)  # of its reward, as in Score; sent with the log-probs
     token_rewards: Sequence[messages.TokenReward] = ()  # likewise
     floors: Logprobs | None = None  # as in NewSample; sent with the log-probs
 
@@ -221,12 +219,9 @@ class StoreClient:
         """Steps below this one are in a checkpoint: delete their log-probs and journal lines."""
         await self.ask(messages.ForgetLogprobs(below_step=below_step), messages.Done)
 
-    async def journal(self, from_step: int) -> list[messages.JournalEntry]:
-        """The durable state of every sample of these steps, ordered by step, prompt, index."""
-        return (await self.read_journal(from_step)).entries
-
-    async def read_journal(self, from_step: int, recent: int = 0) -> messages.Journal:
-        """The same, and which steps no longer have lines."""
+    async def journal(self, from_step: int, recent: int = 0) -> messages.Journal:
+        """The durable state of every sample of these steps, ordered by step, prompt, index; and which steps no longer
+        have lines."""
         question = messages.GetJournal(from_step=from_step, recent=recent)
         answer, _ = await self.ask(question, messages.Journal)
         assert isinstance(answer, messages.Journal)
@@ -249,24 +244,17 @@ class StoreClient:
             raise errors.MalformedMessage(f"store sent {len(frames)} arrays, {expected} expected")
         lengths = [info.length for info in answer.samples]
         rest = list(frames)
-        tokens = cut_arrays(rest.pop(0), np.dtype(np.uint32), lengths)
-        probs: Iterable[Any] = itertools.repeat(None)
-        floors: list[Any] = []
+        columns: dict[str, Sequence[Any]] = {"info": answer.samples}
+        columns["tokens"] = cut_arrays(rest.pop(0), np.dtype(np.uint32), lengths)
         if logprobs:
-            probs, floors = cut_logprobs(rest.pop(0), lengths, answer.floored)
-        prompts: Iterable[Any] = itertools.repeat(None)
+            columns["logprobs"], columns["floors"] = cut_logprobs(rest.pop(0), lengths, answer.floored)
         if prompt_tokens:
-            prompts = cut_arrays(rest.pop(0), np.dtype(np.uint32), [info.prompt_length for info in answer.samples])
-        columns: list[Iterable[Any]] = [answer.samples, tokens, probs, prompts]
+            prompts = [info.prompt_length for info in answer.samples]
+            columns["prompt_tokens"] = cut_arrays(rest.pop(0), np.dtype(np.uint32), prompts)
         if answer.weights:
-            columns += [answer.weights, token_weights(answer, rest.pop(0))]
-        found = [StoredSample(*row) for row in zip(*columns, strict=False)]
-        if any(part is not None for part in floors):
-            found = [replace(one, floors=part) for one, part in zip(found, floors, strict=True)]
-        for name in ("parts", "token_rewards"):
-            if values := getattr(answer, name):
-                found = [replace(one, **{name: value}) for one, value in zip(found, values, strict=True)]
-        return found
+            columns["weight"], columns["token_weights"] = answer.weights, token_weights(answer, rest.pop(0))
+        columns |= {name: values for name in ("parts", "token_rewards") if (values := getattr(answer, name))}
+        return [StoredSample(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
     async def ask(
         self, question: messages.Message, expected: Any, *frames: Any, deadline_s: float = DEADLINE_S

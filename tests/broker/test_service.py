@@ -76,7 +76,7 @@ async def drawn_at_the_end(trainer: Trainer, store: StoreClient, steps: int) -> 
     """What was drawn, once the last step is recorded: the trainer learns of the end before it is written."""
     await asyncio.wait_for(trainer.over.wait(), 60)
     async with asyncio.timeout(60):
-        while len(drawn := (await store.read_journal(0, recent=99)).drawn) < steps:
+        while len(drawn := (await store.journal(0, recent=99)).drawn) < steps:
             await asyncio.sleep(0.02)
     return drawn
 
@@ -186,7 +186,7 @@ async def test_what_a_dead_broker_had_not_marked_as_trained_is_marked_by_the_nex
     trainer.version = 1
     await cluster.stack.enter_async_context(trainer)
     async with asyncio.timeout(60):
-        while (states := {entry.id: entry.state for entry in await cluster.store.journal(0)}) != ends:
+        while (states := {entry.id: entry.state for entry in (await cluster.store.journal(0)).entries}) != ends:
             assert all(state in ("scored", ends[id]) for id, state in states.items())
             await asyncio.sleep(0.02)
 

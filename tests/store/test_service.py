@@ -62,7 +62,7 @@ async def test_all_calls(client: StoreClient) -> None:
     await client.put_scores([Score(id=first, reward=0.1)])
     await client.mark([first], "trained")
     await client.mark([put[1].info.id], "dropped", "no answer")
-    journal = await client.journal(0)
+    journal = (await client.journal(0)).entries
     assert [(entry.state, entry.reason) for entry in journal[:3]] == [
         ("trained", ""),
         ("dropped", "no answer"),
@@ -75,7 +75,7 @@ async def test_all_calls(client: StoreClient) -> None:
     found = await client.lengths([PROMPT, OTHER], 1)
     assert {prompt: row.lengths for prompt, row in found.items()} == {PROMPT: [(0, 0), (0, 100), (0, 200)], OTHER: []}
     await client.forget_logprobs(1)
-    assert [entry.id.step for entry in await client.journal(0)] == [1, 1, 1]
+    assert [entry.id.step for entry in (await client.journal(0)).entries] == [1, 1, 1]
     stats = await client.stats()
     assert (stats.samples, stats.tokens, stats.prompts, stats.map_bytes) == (6, 600, 2, 128 << 20)
     assert stats.commits > 0
@@ -170,11 +170,11 @@ async def test_the_rows_of_a_dataset_are_made_off_the_loop_in_order(
 
 async def test_the_journal_tells_what_it_has_let_go(client: StoreClient) -> None:
     await client.put_samples([new_sample(2, 0)])
-    assert (await client.read_journal(0)).forgotten == 0
+    assert (await client.journal(0)).forgotten == 0
     await client.forget_logprobs(2)
-    assert (await client.read_journal(0)).forgotten == 2
+    assert (await client.journal(0)).forgotten == 2
     await client.forget_logprobs(2**53)  # more than any checkpoint can hold
-    assert (await client.read_journal(0)).forgotten == 3
+    assert (await client.journal(0)).forgotten == 3
 
 
 async def test_errors_arrive_by_name(client: StoreClient) -> None:
@@ -417,7 +417,7 @@ async def test_acknowledged_samples_outlive_a_kill(tmp_path: Path, durability: s
         for sample, stored in zip(acknowledged, found, strict=True):
             np.testing.assert_array_equal(stored.tokens, sample.tokens)
             np.testing.assert_array_equal(stored.logprobs, sample.logprobs)
-        assert len(await client.journal(0)) >= len(acknowledged)
+        assert len((await client.journal(0)).entries) >= len(acknowledged)
         client.close()
 
 

@@ -106,10 +106,10 @@ async def test_a_turn_replaces_its_beginning(client: StoreClient) -> None:
 async def test_the_journal_says_whose_turn_it_is(client: StoreClient) -> None:
     await begin(client, ONE)
     await answer(client, TWO, 0, [7])
-    states = {entry.id: entry.state for entry in await client.journal(0)}
+    states = {entry.id: entry.state for entry in (await client.journal(0)).entries}
     assert states == {ONE: "turned", TWO: "begun"}
     await answer(client, ONE, 1, [], done=True)
-    states = {entry.id: entry.state for entry in await client.journal(0)}
+    states = {entry.id: entry.state for entry in (await client.journal(0)).entries}
     assert states[ONE] == "turned", "its environment worker stores the whole sample"
 
 
@@ -149,7 +149,7 @@ async def test_turns_of_a_checkpointed_step_are_forgotten(client: StoreClient) -
     await client.put_samples([whole(SampleId(3, PROMPT, 0))])
     await begin(client)
     await client.forget_logprobs(1)
-    assert {entry.id.step for entry in await client.journal(0)} == {3}
+    assert {entry.id.step for entry in (await client.journal(0)).entries} == {3}
 
 
 async def test_what_is_not_what_it_says_is_refused(client: StoreClient) -> None:

@@ -83,7 +83,7 @@ class Recovery:
                 continue
             sampler = self.plan.sampler if self.plan else None
             recent = sampler.recent + self._ledger.rules.reach + 1 if sampler else 0
-            journal = await retry_store(partial(self._store.read_journal, 0, recent), "read the journal")
+            journal = await retry_store(partial(self._store.journal, 0, recent), "read the journal")
             if self._moved.is_set():
                 continue  # another trainer joined meanwhile
             if position < journal.forgotten:

@@ -179,7 +179,7 @@ async def test_what_a_dead_trainer_said_does_not_move_the_run(cluster: Cluster) 
             link.close()
     assert cluster.broker.ledger.started
     assert cluster.broker.ledger.version == 1
-    assert (await cluster.store.read_journal(0)).forgotten == 0
+    assert (await cluster.store.journal(0)).forgotten == 0
 
 
 async def test_a_trainer_that_is_behind_joins_again_and_sets_the_run_back(cluster: Cluster) -> None:

@@ -127,7 +127,7 @@ async def check_store(world: World) -> None:
     if not ids:
         return
     auditor = world.servers.auditor
-    found, journal = await asyncio.gather(auditor.get_samples(ids), auditor.read_journal(0))
+    found, journal = await asyncio.gather(auditor.get_samples(ids), auditor.journal(0))
     world.forget(journal.forgotten)
     await check_parts(world)
     await check_turns(world)

@@ -104,7 +104,7 @@ async def test_the_run_that_follows_uses_the_folder_and_finds_it(run: Path, conf
             assert lengths[APPLES].lengths == [(-2, 10), (-2, 11), (-1, 10), (-1, 11)]
             history = await client.history(APPLES, 5)
             assert [stored.info.reward for stored in history] == [1.0, 1.0, 0.0, 0.5]
-            assert await client.journal(-(2**31)) == []
+            assert (await client.journal(-(2**31))).entries == []
 
 
 def test_a_name_that_is_taken_gets_the_folder_that_the_next_run_will_have(
