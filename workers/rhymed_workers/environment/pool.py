@@ -20,7 +20,6 @@ from typing import NamedTuple, Self
 from rhymed.core.config import Config
 from rhymed.core.config.checks import QUEUED
 from rhymed.core.errors import EnvironmentDown, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
-from rhymed.core.run.edited import compare
 from rhymed.core.tasks import watched
 from rhymed.inputs.chats import Chat
 from rhymed.inputs.rows import Row
@@ -194,15 +193,7 @@ class Environments:
     async def _another(self) -> EnvironmentProcess:
         """Raises `EnvironmentUnusable` also for a file that was edited since the run was started."""
         process = await EnvironmentProcess.start(self._config)
-        try:
-            await self._compare()
-        except BaseException:
-            await process.kill()
-            raise
-        return process
-
-    async def _compare(self) -> None:
-        await asyncio.to_thread(compare, self._folder, self._config, "environment", EnvironmentUnusable)
+        return await process.unedited(self._folder, self._config, "environment", EnvironmentUnusable)
 
 
 def _load(process: EnvironmentProcess) -> tuple[int, int]:

@@ -57,7 +57,8 @@ class Pool:
             await self.judges.__aenter__()
             if self._jailed:
                 await self._start_first()
-            await self._compare()
+            # The files of scorers and judges, now that they were read, with their content at the start of the run.
+            await asyncio.to_thread(compare, self._folder, self._config, "reward", RewardError)
         except BaseException:
             await self.__aexit__()
             raise
@@ -233,16 +234,7 @@ class Pool:
     async def _another(self) -> ScoringProcess:
         """Raises `RewardError` also for a scorer that was edited since the run was started."""
         process = await ScoringProcess.start(self._config)
-        try:
-            await self._compare()
-        except BaseException:
-            await process.kill()
-            raise
-        return process
-
-    async def _compare(self) -> None:
-        """The files of scorers and judges, after they were read, with their content at the start of the run."""
-        await asyncio.to_thread(compare, self._folder, self._config, "reward", RewardError)
+        return await process.unedited(self._folder, self._config, "reward", RewardError)
 
 
 class _Place:

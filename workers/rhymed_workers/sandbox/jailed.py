@@ -12,8 +12,12 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import Self
 
-from rhymed.core.config import Reward
+from rhymed.core.config import Config, Reward
+from rhymed.core.errors import RhymedError
+from rhymed.core.run.edited import compare
 from rhymed_workers.sandbox.frames import HEAD
 from rhymed_workers.sandbox.init import COUNT_S
 from rhymed_workers.sandbox.jail import Spec
@@ -87,6 +91,15 @@ class Jailed:
                 while OUTERMOST not in text and (more := await self._process.stdout.read(1 << 16)):
                     text += more
         return text.decode(errors="replace")
+
+    async def unedited(self, folder: Path | None, config: Config, section: str, error: type[RhymedError]) -> Self:
+        """Itself, which has read files of the user. Ends, and raises, if one was edited since the run was started."""
+        try:
+            await asyncio.to_thread(compare, folder, config, section, error)
+        except BaseException:
+            await self.kill()
+            raise
+        return self
 
     async def kill(self) -> None:
         """End the process and all that it started, and wait for it, also when cancelled. A second call only waits."""
