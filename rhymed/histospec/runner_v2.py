@@ -16,7 +16,7 @@ A model's own head (EAGLE, EAGLE-3, MTP) drafts, too, if `additional_config` say
 adds history to vLLM's speculator for it. Its drafts arrive with the tokens of the step, and are one more source for
 the drafter.
 
-`Requests` shows the drafter what it reads of V1's runner. This module names V2's internals, beside
+`Requests` shows the drafter what it reads of V1's runner. This module names V2's internals, as do
 `sampling.runner_v2`.
 """
 
@@ -232,7 +232,7 @@ class Speculator(BaseSpeculator):  # type: ignore[misc, unused-ignore]  # vLLM i
 
     def _skips(self, shown: Requests, last: Made, next_step: Any) -> bool:
         """Whether nothing is drafted for the next step whatever the last one made; then that stays where it is. Only
-        between steps of the same requests: with another one vLLM says anew which tokens each has."""
+        between steps of the same requests: with another one vLLM says again which tokens each has."""
         if next_step.scheduled_new_reqs or next_step.num_scheduled_tokens.keys() != set(last.ids):
             return False
         if not last.decodes or not self.histo.skips(last.ordered(), lambda: [one[0] for one in last.tokens()]):

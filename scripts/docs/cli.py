@@ -38,9 +38,9 @@ def _below(parser: argparse.ArgumentParser, about: str) -> Iterator[tuple[argpar
     if verbs is None:
         yield parser, about
         return
-    told = {choice.dest: choice.help or "" for choice in verbs._choices_actions}
+    helps = {choice.dest: choice.help or "" for choice in verbs._choices_actions}
     for name, one in verbs.choices.items():
-        yield from _below(one, told[name])
+        yield from _below(one, helps[name])
 
 
 def examples(parser: argparse.ArgumentParser) -> list[str]:
@@ -90,8 +90,8 @@ def _row(action: argparse.Action) -> str:
     name = ", ".join(f"`{option}{value}`" for option in action.option_strings) or f"`{_value(action)}`"
     about = (action.help or "") % {**vars(action), "prog": "rhymed"}
     unsaid = [f"`{choice}`" for choice in action.choices or () if str(choice) not in about]
-    told = "; ".join(part for part in (about, unsaid and f"one of {', '.join(unsaid)}") if part)
-    return f"| {name} | {told.replace('|', chr(92) + '|')} |"
+    text = "; ".join(part for part in (about, unsaid and f"one of {', '.join(unsaid)}") if part)
+    return f"| {name} | {text.replace('|', chr(92) + '|')} |"
 
 
 def _value(action: argparse.Action) -> str:

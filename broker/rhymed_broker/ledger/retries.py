@@ -136,7 +136,7 @@ class Retries:
             self.acquit(sample)
 
     def succeeded(self, sample: Sample) -> None:
-        """A worker did its part: the next one, of whatever role, is tried anew."""
+        """A worker did its part: tries of the next one, of any role, are counted from 0."""
         sample.tries, sample.failed_on = 0, frozenset()
         self.acquit(sample)
 

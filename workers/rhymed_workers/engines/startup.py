@@ -129,8 +129,8 @@ def root_cause(text: str) -> str:
             continue
         chain = [*chain, found[1]] if linked else [found[1]]
         linked = NESTED in found[1] or any(link in block[found.end() :] for link in LINKS)
-    told = [error for error in chain if not _is_general(error)]
-    return next(iter(told or [error for error in chain if FAILED in error]), "")  # a command that says no more
+    specific = [error for error in chain if not _is_general(error)]
+    return next(iter(specific or [error for error in chain if FAILED in error]), "")  # a command that says no more
 
 
 def missing_library() -> str:

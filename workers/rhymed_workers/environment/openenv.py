@@ -270,11 +270,11 @@ def observed(answer: Mapping[str, Any]) -> Observed:
 
 def _text(seen: Mapping[str, Any]) -> str:
     """One field is its value, several are JSON; those that say nothing are left out."""
-    told = {name: value for name, value in seen.items() if name != ALWAYS and value not in (None, "", [], {})}
-    if len(told) == 1:
-        (value,) = told.values()
+    shown = {name: value for name, value in seen.items() if name != ALWAYS and value not in (None, "", [], {})}
+    if len(shown) == 1:
+        (value,) = shown.values()
         return value if isinstance(value, str) else _json(value)
-    return _json(told) if told else ""
+    return _json(shown) if shown else ""
 
 
 def _failure(seen: Mapping[str, Any]) -> str:

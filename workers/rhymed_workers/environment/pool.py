@@ -95,7 +95,7 @@ class Environments:
         return settings.concurrency if self.about.awaits else settings.processes * settings.threads * QUEUED
 
     async def open(self, name: str, row: Row, chat: Chat) -> Opened:
-        """Makes the sample's environment anew."""
+        """Makes the sample's environment again."""
         if self.about.kind == "tools":
             return Opened(chat, sorted(self.names))
         await self.close(name)

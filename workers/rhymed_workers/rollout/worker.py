@@ -286,7 +286,7 @@ class Generating(Work):
         self._saver = PartialSaver(every_s, self.store, self._generation, self._active.values) if every_s else None
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """What runs beside the broker's orders."""
+        """What runs at the same time as the broker's orders."""
         saving = [self._saver.run()] if self._saver is not None else []
         return [self._weights.run(), self._reporter.run(), self._watch_engine(), *saving]
 

@@ -208,19 +208,19 @@ class Caller:
         wanted = request.wanted
         if not wanted:
             return Stepped(done=True)
-        told: dict[int, Told] = {}
+        by_place: dict[int, Told] = {}
         later = []
         for place, each in enumerate(wanted):
             tool = tools.get(each.name)
             if tool is not None and is_async(tool.function):
                 later.append(place)
             else:
-                told[place] = await self._call(each, tool, tools)
+                by_place[place] = await self._call(each, tool, tools)
         calls = (self._call(wanted[place], tools[wanted[place].name], tools) for place in later)
-        told |= zip(later, await asyncio.gather(*calls), strict=True)
-        most = LONGEST_TURN // len(told)
+        by_place |= zip(later, await asyncio.gather(*calls), strict=True)
+        most = LONGEST_TURN // len(by_place)
         longest = min(LONGEST, most)
-        answers = [told[place] for place in range(len(told))]
+        answers = [by_place[place] for place in range(len(by_place))]
         earned = [each.earned for each in answers if each.earned is not None]
         return Stepped(
             [_message(each.call.name, encodable(each.text[:longest])) for each in answers],

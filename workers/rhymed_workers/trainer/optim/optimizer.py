@@ -56,7 +56,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
     """Both as one optimizer, with the groups and the state of both. Muon's updates have the size of AdamW's (Liu et
     al. 2025, arXiv 2502.16982), so both have one learning rate and one weight decay; its momentum is torch's 0.95.
 
-    `inner`: ids of the parameters that Muon changes. A matrix has a count of its steps beside its momentum, as a
+    `inner`: ids of the parameters that Muon changes. A matrix has a count of its steps next to its momentum, as a
     parameter of AdamW has: a checkpoint's state is recognised by it.
     """
 
