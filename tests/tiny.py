@@ -89,6 +89,42 @@ def write_eagle_head(target: Path, folder: Path, vocabulary: int = 200) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+def write_mtp_model(folder: Path) -> None:
+    """A MiMo of two layers, which is a Qwen 2 with a head for drafts (MTP) in its file. All weights are random."""
+    import json
+
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    hidden, inner = 64, 128
+    config = Qwen2Config(
+        vocab_size=264, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False, eos_token_id=1,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_proj.weight": (hidden, 2 * hidden),
+        **{f"self_attn.{part}_proj.weight": (hidden, hidden) for part in "qkvo"},
+        **{f"self_attn.{part}_proj.bias": (hidden,) for part in "qkv"},
+        **{f"mlp.{part}_proj.weight": (inner, hidden) for part in ("gate", "up")},
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    norms = ("token_layernorm", "hidden_layernorm", "final_layernorm", "input_layernorm", "post_attention_layernorm")
+    names = shapes | {f"{norm}.weight": (hidden,) for norm in norms}
+    generator = torch.Generator().manual_seed(3)
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {f"model.mtp_layers.0.{name}": torch.empty(shape) for name, shape in names.items()}
+    for name, tensor in tensors.items():
+        tensor.copy_(
+            torch.ones(tensor.shape) if "norm" in name else 0.3 * torch.randn(tensor.shape, generator=generator)
+        )
+    save_file(tensors, folder / "model.safetensors")
+    about = json.loads((folder / "config.json").read_text())
+    about |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(about))
+
+
 def write_chain_model(folder: Path, table: Any) -> None:
     """A tiny Llama that is a scripted policy: its logits after token `i` are `table[i]`, whatever was before.
     `table`: floats of shape (V, V); the tiny model has V = 264, and a tokenizer with more tokens can be put next to

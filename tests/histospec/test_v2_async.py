@@ -24,7 +24,7 @@ from tests.histospec.sampling.fake_runner import V
 from tests.histospec.test_proposer import proposer_config
 from tests.histospec.test_v2 import equal, run
 from tests.packages import needs
-from tests.tiny import write_eagle_head
+from tests.tiny import write_eagle_head, write_mtp_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 pytestmark += [needs("triton"), pytest.mark.filterwarnings("ignore")]  # vLLM's and torch's own
@@ -177,13 +177,24 @@ def test_drafts_change_neither_tokens_nor_logprobs(fresh: dict[str, Any], how: s
     assert fresh[how]["accepted"] > 0
 
 
+@pytest.fixture(scope="module", params=["eagle", "mtp"])
+def headed(request: pytest.FixtureRequest, sharp_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(a model that has a head, the module of vLLM's drafter for it)."""
+    kind = f"vllm.v1.worker.gpu.spec_decode.{request.param}.speculator"
+    if request.param == "mtp":
+        folder = tmp_path_factory.mktemp("mtp") / "model"
+        write_mtp_model(folder)
+        return folder, kind
+    write_eagle_head(sharp_model, sharp_model.with_name(f"{sharp_model.name}-eagle3"))
+    return sharp_model, kind
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_head_of_vllm_drafts_beside_history_and_changes_no_token(asynchronous: bool, sharp_model: Path) -> None:
+def test_a_head_of_vllm_drafts_in_addition_to_history_and_changes_no_token(asynchronous: bool, headed: Any) -> None:
     """`head`: there is no history. `both`: there is, and all running requests are preempted at once, four times."""
-    if not (head := sharp_model.with_name(f"{sharp_model.name}-eagle3")).exists():
-        write_eagle_head(sharp_model, head)
-    told = run(sharp_model, "headed", "1", asynchronous=asynchronous)
-    assert "vllm.v1.worker.gpu.spec_decode.eagle.speculator" in told["kind"], "it is vLLM's own"
+    model, kind = headed
+    told = run(model, "headed", "1", asynchronous=asynchronous)
+    assert kind in told["kind"], "it is vLLM's own"
     assert (told["asynchronous"], told["broken"]) == (asynchronous, False)
     for how in ("head", "both"):
         equal(told["plain"], told[how], 1e-5)

@@ -226,15 +226,17 @@ def v2(model: str) -> dict[str, Any]:
 
 
 def headed(model: str) -> dict[str, Any]:
-    """vLLM's own EAGLE-3 head, the one in `MODEL-eagle3`, beside history. For every second request it is replaced by
-    one that is right but for every sixth token."""
+    """vLLM's own head in addition to history: EAGLE-3, the one in `MODEL-eagle3`, else the model's own (MTP). For
+    every second request it is replaced by one that is right but for every sixth token."""
     from tests.histospec.keyed_engine import count_preemptions
 
     preempted = count_preemptions()
+    eagle = f"{model}-eagle3"
+    head = {"method": "eagle3", "model": eagle} if os.path.exists(eagle) else {"method": "mtp"}
     llm = engine(
         model,
         worker_extension_cls="rhymed.histospec.extension.Extension",
-        speculative_config={"method": "eagle3", "model": f"{model}-eagle3", "num_speculative_tokens": 6},
+        speculative_config={"num_speculative_tokens": 6, **head},
         additional_config={"rhymed": {"engine": 3}},
         kv_cache_memory_bytes=FEW * 3 // 2,  # as many blocks of three layers, not two
     )
