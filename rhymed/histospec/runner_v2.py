@@ -226,8 +226,8 @@ class Speculator(BaseSpeculator):  # type: ignore[misc, unused-ignore]  # vLLM i
         shown.input_batch.spec_token_ids = [[0] * count for count in verified]
         states = [shown.requests[id] for id in ids]
         lengths = np.array([state.num_prompt_tokens + len(state.output_token_ids) for state in states], np.int32)
-        drafted = last.drafted() if last.depth else None
-        drafts = self.histo.propose(fresh, lengths, np.zeros((0, 0), np.int32), drafted=drafted)
+        headed = {"drafted": last.drafted()} if last.depth else {}  # any drafter serves where there is no head
+        drafts = self.histo.propose(fresh, lengths, np.zeros((0, 0), np.int32), **headed)
         return ids, [draft[: self._width] for draft in drafts]
 
     def _skips(self, shown: Requests, last: Made, next_step: Any) -> bool:

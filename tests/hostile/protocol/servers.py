@@ -123,8 +123,8 @@ class Servers:
         return not (
             reading
             or broker._pass is not None
-            or broker._turns.is_busy
-            or not broker._orders.is_empty
+            or broker._turns.locked()
+            or broker._orders._items
             or broker._outbox._writes._unfinished_tasks
             or any(link._pending or link._tasks for link in links)
         )

@@ -32,7 +32,7 @@ class StoreLink:
     def of(self, prompt: str) -> StoreLink:
         return self
 
-    async def ask(self, question: messages.Message, kind: Any, *frames: Any, deadline_s: float) -> tuple[Any, Any]:
+    async def ask(self, question: messages.Message, kind: Any, *frames: Any) -> tuple[Any, Any]:
         outcome = await self._world.ask(self._peer, "store", question, *frames)
         if outcome.error is not None:
             raise outcome.error
