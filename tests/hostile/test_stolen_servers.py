@@ -75,7 +75,7 @@ async def test_a_brokers_key_changes_the_store_but_no_sample_that_is_there(locke
     assert (await thief.history(ids[0].prompt, 0))[0].info.id == forged
     future = SampleId(2, ids[0].prompt, 0)
     await thief.mark([future], "dropped", "stolen")
-    assert {entry.id: entry.reason for entry in await thief.journal(2)}[future] == "stolen"
+    assert {entry.id: entry.reason for entry in (await thief.journal(2)).entries}[future] == "stolen"
     await thief.forget_logprobs(1)
     with pytest.raises(UnknownSample, match="log-probs"):
         await thief.get_samples(list(ids), logprobs=True)
