@@ -144,17 +144,31 @@ def public(model: str) -> dict[str, Any]:
 
 
 def ranks(model: str) -> dict[str, Any]:
+    """`drafted`, `reset`: with history. With an EAGLE-3 head in `MODEL-eagle3` that drafts in addition, `head`:
+    without history."""
+    eagle = f"{model}-eagle3"
+    headed = os.path.exists(eagle)
     llm = engine(
         model,
         worker_extension_cls="tests.histospec.v2_ranks.Ranks",
-        speculative_config={"method": "ngram", "model": HISTOSPEC, "num_speculative_tokens": 5},
-        additional_config={"rhymed": {"budget": "fixed"}},
+        speculative_config={"method": "eagle3", "model": eagle, "num_speculative_tokens": 6}
+        if headed
+        else {"method": "ngram", "model": HISTOSPEC, "num_speculative_tokens": 5},
+        additional_config={"rhymed": {"engine": 3} if headed else {"budget": "fixed"}},
         tensor_parallel_size=2,
         distributed_executor_backend="mp",
+        kv_cache_memory_bytes=FEW * 3 // 2 if headed else FEW,
     )
     llm.collective_rpc("set_drafting", args=([],))
     results: dict[str, Any] = {"plain": outputs(llm)}
-    past = [[(token + (at % 6 == 5)) % 250 for at, token in enumerate(one)] for one in results["plain"]["tokens"]]
+    made = results["plain"]["tokens"]
+    if headed:
+        texts = [[*prompt, *tokens] for (prompt, _), tokens in zip(asked(), made, strict=True)]
+        llm.collective_rpc("correct_head", args=(texts,))
+        llm.collective_rpc("set_broken", args=(False,))
+        results["head"] = outputs(llm)
+        results["heads"] = llm.collective_rpc("drafted_by_head")
+    past = [[(token + (at % 6 == 5)) % 250 for at, token in enumerate(one)] for one in made]
     llm.collective_rpc("set_drafting", args=(past[::2],))
     for name, resets in (("drafted", 0), ("reset", 4)):
         results[name] = outputs(llm, resets)
@@ -235,7 +249,7 @@ def headed(model: str) -> dict[str, Any]:
     head = {"method": "eagle3", "model": eagle} if os.path.exists(eagle) else {"method": "mtp"}
     llm = engine(
         model,
-        worker_extension_cls="rhymed.histospec.extension.Extension",
+        worker_extension_cls="tests.histospec.v2_ranks.Ranks",
         speculative_config={"num_speculative_tokens": 6, **head},
         additional_config={"rhymed": {"engine": 3}},
         kv_cache_memory_bytes=FEW * 3 // 2,  # as many blocks of three layers, not two
@@ -248,17 +262,7 @@ def headed(model: str) -> dict[str, Any]:
     results["plain"] = outputs(llm)
     histo._broken = False
     texts = zip(asked(), results["plain"]["tokens"], strict=True)
-    known = [[*prompt, *tokens] for (prompt, _), tokens in texts]
-    sample = speculator.sample_draft
-
-    def right(hidden: Any, positions: Any, slots: Any, *others: Any, **named: Any) -> Any:
-        drafted = sample(hidden, positions, slots, *others, **named)
-        for row, (at, slot) in enumerate(zip((positions + 1).tolist(), slots.tolist(), strict=True)):
-            number = int(runner.req_states.index_to_req_id[slot].split("-")[0])
-            text = known[number]
-            if number % 2 and at < len(text):
-                drafted[row] = (text[at] + (at % 6 == 5)) % 250
-        return drafted
+    llm.collective_rpc("correct_head", args=([[*prompt, *tokens] for (prompt, _), tokens in texts],))
 
     def told(name: str, resets: int = 0) -> None:
         before = len(preempted), histo.engine.verified, histo.engine.accepted
@@ -266,7 +270,6 @@ def headed(model: str) -> dict[str, Any]:
         counts = histo.engine.verified - before[1], histo.engine.accepted - before[2]
         results[name] |= {"head": counts, "preempted": len(preempted) - before[0]}
 
-    speculator.sample_draft = right
     told("head")
     learn(histo, results["plain"]["tokens"])
     told("both", 4)
