@@ -77,7 +77,7 @@ class Drafter:
         drafts, carried, limits = self._draft(requests, batch)
         foreign = carried
         if self.engine is not None and batch.drafted is not None:
-            foreign = carried | self.engine.add(drafts, batch.drafted, limits * (not self._paused))
+            foreign = carried | self.engine.add(drafts, batch.drafted, limits, paused=bool(self._paused))
         lengths = self._choose(drafts, carried)
         chosen = [drafts.tokens[row, :count].tolist() if count else [] for row, count in enumerate(lengths.tolist())]
         ended = time.perf_counter()
@@ -298,6 +298,10 @@ def warm_up(settings: Settings) -> None:
     budget.choose(drafts.survival, drafts.lengths)
     budget.curve.observe(1, 1, 1.0)
     calibration.observe(drafts, drafts.lengths, drafts.lengths)
+    if settings.engine:
+        engine = EngineDrafts(settings.engine)
+        engine.add(drafts, np.zeros((1, settings.engine), np.int32), limits)
+        engine.learn(np.ones(1, np.int32), np.ones(1, np.int32), row)
 
 
 # Which steps the drafter skips: it does not look for drafts. Pure: times come in.

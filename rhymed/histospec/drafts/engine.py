@@ -23,18 +23,22 @@ class EngineDrafts:
         self._tally = tally(np.full(depth, 0.5))
         self._tokens_BK = np.zeros((0, depth), np.int32)
         self._taken_B = np.zeros(0, np.bool_)  # the request's draft is the head's
+        self._asked_B = np.zeros(0, np.bool_)  # the head's first token stands where the request's next one does
         self.verified = self.accepted = 0  # tokens of the head
 
-    def add(self, drafts: Drafts, tokens_BK: NDArray[np.int32], limits_B: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def add(
+        self, drafts: Drafts, tokens_BK: NDArray[np.int32], limits_B: NDArray[np.int32], *, paused: bool = False
+    ) -> NDArray[np.bool_]:
         """Replaces the drafts of some requests by the head's, `tokens_BK`, and says of which. `limits_B`: most tokens
-        of each; 0 where the head may not draft."""
+        of each; 0: its next token follows a prompt that is not whole yet, or there is none. `paused`: nothing is
+        replaced."""
         depth = min(tokens_BK.shape[1], drafts.tokens.shape[1])
-        lengths = np.minimum(limits_B, depth)
+        lengths = np.zeros_like(limits_B) if paused else np.minimum(limits_B, depth)
         survival = np.broadcast_to(np.cumprod(self._tally.share[:depth]), (len(lengths), depth))
         taken = _expected(survival, lengths) > _expected(drafts.survival, drafts.lengths)
         drafts.tokens[taken, :depth], drafts.survival[taken, :depth] = tokens_BK[taken, :depth], survival[taken]
         drafts.lengths[taken] = lengths[taken]
-        self._tokens_BK, self._taken_B = tokens_BK, taken
+        self._tokens_BK, self._taken_B, self._asked_B = tokens_BK, taken, limits_B > 0
         return taken
 
     def learn(self, verified_B: NDArray[np.int32], accepted_B: NDArray[np.int32], next_B: NDArray[np.int32]) -> None:
@@ -43,7 +47,7 @@ class EngineDrafts:
         tried = np.where(self._taken_B, np.minimum(verified_B, self._tokens_BK.shape[1]), 0).astype(np.int32)
         right = np.minimum(accepted_B, tried)
         self.verified, self.accepted = self.verified + int(tried.sum()), self.accepted + int(right.sum())
-        untried = (tried == 0) & (next_B >= 0)
+        untried = (tried == 0) & (next_B >= 0) & self._asked_B
         right[untried] = self._tokens_BK[untried, 0] == next_B[untried]
         tried[untried] = 1
         _learn(tried, right, self._tally)

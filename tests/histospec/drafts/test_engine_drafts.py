@@ -4,11 +4,13 @@ changes."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rhymed.histospec.drafts.engine import EngineDrafts
 from tests.histospec.scripted_engine import Engine, words
 
 DEPTH = 4
@@ -89,6 +91,19 @@ def test_a_head_that_begins_to_be_right_is_noticed_while_nothing_of_it_is_verifi
     engine.finish()
     assert head.verified == verified
     assert head._tally.share[0] > 5 * low
+
+
+def test_nothing_is_learned_from_a_prompt_that_is_not_whole() -> None:
+    """The head drafts after each part of a prompt, but what the engine makes next is the response's first token."""
+    head, none = EngineDrafts(DEPTH), np.zeros(1, np.int32)
+    nothing: Any = SimpleNamespace(
+        tokens=np.zeros((1, 8), np.int32), survival=np.zeros((1, 8), np.float32), lengths=np.zeros(1, np.int32)
+    )
+    for limit, share in ((0, 0.5), (1, 0.0)):
+        for _ in range(200):
+            assert not head.add(nothing, np.full((1, DEPTH), 3, np.int32), np.array([limit], np.int32), paused=True)
+            head.learn(none.copy(), none.copy(), np.array([7], np.int32))
+        assert head._tally.share[0] == pytest.approx(share, abs=0.05)
 
 
 def test_carried_tokens_stay_the_draft(engine: Engine) -> None:
