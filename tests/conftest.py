@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -12,6 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rhymed.core.service.retry import WAITS
+
+# Several tests run at the same time: threads of torch and numpy would spin for the cores that they share.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")  # what a property takes is the machine's, not its own

@@ -65,5 +65,47 @@ def test_drafts_change_neither_tokens_nor_logprobs(v2: dict[str, Any], how: str)
     assert v2[how]["steps"] < v2["plain"]["steps"]
 
 
-def test_both_runners_make_the_same_tokens(v2: dict[str, Any], sharp_model: Path) -> None:
-    equal(run(sharp_model, "v1", "0")["plain"], v2["plain"], 1e-4)
+@pytest.fixture(scope="module")
+def v1(sharp_model: Path) -> dict[str, Any]:
+    made: dict[str, Any] = run(sharp_model, "v1", "0")["plain"]
+    return made
+
+
+def test_both_runners_make_the_same_tokens(v1: dict[str, Any], v2: dict[str, Any]) -> None:
+    equal(v1, v2["plain"], 1e-4)
+
+
+def test_vllms_own_samplers_and_drafter_take_the_tokens_of_keyed_sampling(
+    v1: dict[str, Any], sharp_model: Path
+) -> None:
+    """By the logits processor of `sampling.public`."""
+    made = run(sharp_model, "public", "1")
+    assert made["stock"] is True
+    assert made["plain"]["tokens"] == v1["tokens"]
+    assert min(made["verified"].values()) > 0, "drafts were accepted, and rejected"
+
+
+@pytest.fixture(scope="module")
+def fresh(sharp_model: Path) -> dict[str, Any]:
+    return run(sharp_model, "v2", "1", asynchronous=True)
+
+
+def test_the_engine_schedules_ahead_and_does_what_is_hard(fresh: dict[str, Any]) -> None:
+    assert fresh["asynchronous"] is True
+    assert min(fresh["preempted"]) > 0
+    assert fresh["broken"] is False, "drafting has not failed"
+
+
+@pytest.mark.parametrize("how", ["drafted", "reset"])
+def test_fresh_drafts_change_neither_tokens_nor_logprobs(fresh: dict[str, Any], how: str) -> None:
+    """`reset`: all running requests are preempted at once while a step is computed, four times."""
+    equal(fresh["plain"], fresh[how], 1e-5)
+    assert fresh[how]["accepted"] > 0
+
+
+def test_fresh_drafts_are_accepted_as_those_of_synchronous_scheduling(
+    v2: dict[str, Any], fresh: dict[str, Any]
+) -> None:
+    assert v2["asynchronous"] is False
+    equal(v2["plain"], fresh["plain"], 1e-5)
+    assert fresh["drafted"]["accepted"] == pytest.approx(v2["drafted"]["accepted"], rel=0.1)

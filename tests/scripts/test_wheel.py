@@ -61,6 +61,7 @@ def rhymed(bin: Path, home: Path, *words: object, **settings: str) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_the_wheel_alone_lists_checks_and_runs_a_task(installed: Path, tmp_path: Path, tiny_model: Path) -> None:
     for package in ("rhymed", "rhymed_broker", "rhymed_store", "rhymed_workers"):
         program = f"import {package}; print({package}.__file__)"

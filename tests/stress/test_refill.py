@@ -72,9 +72,9 @@ def test_two_runs_replace_the_same_groups_though_one_has_more_workers_and_is_kil
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_whatever_dies_the_same_groups_are_replaced(tmp_path: Path, staleness: int) -> None:
-    override = (*REFILLED, f"schedule.max_staleness={staleness}")
+def test_whatever_dies_the_same_groups_are_replaced(tmp_path: Path) -> None:
+    """At staleness 0: see the siege in test_agents.py."""
+    override = (*REFILLED, "schedule.max_staleness=2")
     found = chaos.run(
         True, steps=12, kills=6, every=2.0, seed=7, rollout=2, reward=1, out=tmp_path / "runs", override=override
     )

@@ -55,11 +55,12 @@ trainer.threads = 1
 """
 
 
-@pytest.fixture
-def config(tmp_path: Path, tiny_model: Path) -> Path:
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """Weights are enlarged: as it is, the tiny model is too even to say anything twice, and no draft were right."""
     from transformers import AutoTokenizer, LlamaForCausalLM
 
+    tmp_path = tmp_path_factory.mktemp("runs")
     model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     with torch.no_grad():
         for weight in model.parameters():
@@ -75,6 +76,11 @@ def config(tmp_path: Path, tiny_model: Path) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def plain(config: Path) -> Path:
+    return run(config, "plain", "drafts.method=none", "schedule.policy=fifo")
+
+
 def run(config: Path, name: str, *options: str) -> Path:
     command = [sys.executable, "-m", "rhymed", "run", "--plain", str(config)]
     command += [part for option in (f"run.name={name}", *options) for part in ("-o", option)]
@@ -83,12 +89,13 @@ def run(config: Path, name: str, *options: str) -> Path:
     return config.parent / name
 
 
-def samples(folder: Path) -> dict[str, tuple[list[int], float | None]]:
-    """Tokens and reward of every sample in the run's store."""
+def samples(folder: Path, steps: int = 2 * EPOCHS) -> dict[str, tuple[list[int], float | None]]:
+    """Tokens and reward of every sample of the first `steps` in the run's store."""
     with Reader(folder / "store") as reader:
         browse = Browse(reader)
         found = [response for prompt in browse.ids() for response in browse.responses(prompt)]
-    return {str(one.info.id): (one.tokens.tolist(), one.info.reward) for one in found}
+    kept = (one for one in found if one.info.id.step < steps)
+    return {str(one.info.id): (one.tokens.tolist(), one.info.reward) for one in kept}
 
 
 def losses(rows: list[dict[str, Any]]) -> list[dict[str, float]]:
@@ -121,8 +128,7 @@ def same_training(config: Path, one: Path, plain: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_neither_drafts_nor_the_schedule_change_a_sample_a_loss_or_a_weight(config: Path) -> None:
-    plain = run(config, "plain", "drafts.method=none", "schedule.policy=fifo")
+def test_neither_drafts_nor_the_schedule_change_a_sample_a_loss_or_a_weight(config: Path, plain: Path) -> None:
     assert not any(name.startswith(("rollout/spec_", "rollout/ahead_")) for row in metrics(plain) for name in row)
 
     drafted = run(config, "drafted")
@@ -140,11 +146,11 @@ def test_neither_drafts_nor_the_schedule_change_a_sample_a_loss_or_a_weight(conf
 @pytest.mark.thorough
 def test_training_that_begins_before_the_step_is_whole_has_the_same_bits_in_every_schedule(config: Path) -> None:
     """Other drafts, workers and schedules complete groups in another order, so other groups are computed early."""
-    plain = run(config, "plain", "trainer.overlap=true", "drafts.method=none", "schedule.policy=fifo")
+    early = run(config, "early", "trainer.overlap=true", "drafts.method=none", "schedule.policy=fifo")
     options = "trainer.overlap=true", "schedule.run_ahead=1", "rollout.workers=2", "rollout.max_concurrency=3"
-    other = run(config, "other", *options)
-    same_training(config, other, plain)
-    for folder in (plain, other):
+    other = run(config, "early-other", *options)
+    same_training(config, other, early)
+    for folder in (early, other):
         shares = [row["actor/overlap_ratio"] for row in metrics(folder)]
         assert any(share > 0 for share in shares), "some groups were computed early"
         assert all(0 <= share < 1 for share in shares)
@@ -152,24 +158,20 @@ def test_training_that_begins_before_the_step_is_whole_has_the_same_bits_in_ever
 
 @pytest.mark.thorough
 def test_which_prompts_share_a_step_follows_from_lengths_alone(config: Path) -> None:
-    plain = run(config, "plain", "data.sampler=length", "drafts.method=none", "schedule.policy=fifo")
+    first = run(config, "length", "data.sampler=length", "drafts.method=none", "schedule.policy=fifo")
     options = "data.sampler=length", "rollout.workers=2", "rollout.max_concurrency=3"
-    same_training(config, run(config, "other", *options), plain)
+    same_training(config, run(config, "length-other", *options), first)
 
 
 @pytest.mark.thorough
 @needs("triton")
 @pytest.mark.timeout(900)
 def test_model_runner_v2_writes_the_samples_of_v1_also_after_its_worker_is_killed(
-    config: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path, plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens and rewards are the same. Log-probs are computed by other kernels, so losses are those of V1 to a few
-    last bits only."""
+    """Tokens and rewards are the same as without drafts on one worker. Log-probs are computed by other kernels, so
+    losses are those of V1 to a few last bits only."""
     options = "trainer.epochs=3", "rollout.workers=2", "rollout.max_concurrency=4"
-    for name, value in environment(runner="0").items():
-        monkeypatch.setenv(name, value)
-    first = run(config, "first", "rollout.runner=v1", *options)
-
     for name, value in environment(runner="1").items():
         monkeypatch.setenv(name, value)
     second = config.parent / "second"
@@ -179,31 +181,32 @@ def test_model_runner_v2_writes_the_samples_of_v1_also_after_its_worker_is_kille
         os.kill(pid_of(second, "rollout-0"), signal.SIGKILL)
         out = finish(process, second, 400)
     assert "rollout-0 ended (signal SIGKILL); starting it again" in out
-    assert [(folder / "model-runner").read_text() for folder in (first, second)] == ["v1\n", "v2\n"]
+    assert [(folder / "model-runner").read_text() for folder in (plain, second)] == ["v1\n", "v2\n"]
 
-    assert len(samples(first)) == 6 * PROMPTS * GROUP
-    assert samples(second) == samples(first)
+    assert len(samples(second)) == 6 * PROMPTS * GROUP
+    assert samples(second) == samples(plain, 6)
     assert sum(row["rollout/spec_accepted"] for row in metrics(second)[2:]) > 10, "drafts were right"
-    for one, other in zip(losses(metrics(second)), losses(metrics(first)), strict=True):
+    for one, other in zip(losses(metrics(second)), losses(metrics(plain)[:6]), strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.thorough
 @needs("triton")
 @pytest.mark.timeout(900)
-def test_the_engine_s_own_head_changes_no_sample_of_a_run(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_s_own_head_changes_no_sample_of_a_run(
+    config: Path, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The head has random weights, and stays as it is while the policy is trained."""
     write_eagle_head(config.parent / "model", config.parent / "head")
     head = {"method": "eagle3", "model": str(config.parent / "head"), "num_speculative_tokens": 2}
     for name, value in environment(runner="1").items():
         monkeypatch.setenv(name, value)
     options = "trainer.epochs=2", "rollout.runner=v2"
-    plain = run(config, "plain", "drafts.method=none", *options)
     arguments = ", ".join(f"{name} = {json.dumps(value)}" for name, value in head.items())
     chosen = "drafts.method=history+engine", "drafts.budget=rate"
     headed = run(config, "headed", *chosen, f"rollout.engine_args={{speculative_config = {{{arguments}}}}}", *options)
-    assert len(samples(plain)) == 4 * PROMPTS * GROUP
-    assert samples(headed) == samples(plain)
+    assert len(samples(headed)) == 4 * PROMPTS * GROUP
+    assert samples(headed) == samples(plain, 4)
     log = (headed / "logs/rollout-0.log").read_text()
     verified = re.findall(r"the engine's head: \d+ of its (\d+) verified drafts", log)
     assert int(verified[0]) > 0

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +157,7 @@ def only_command(page: str, start: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_own_data_and_reward(clone: Path, execute: Execute) -> None:
     folder, rows, check, run, *later = commands("docs/own.md")
@@ -211,6 +213,7 @@ def test_a_second_machine_joins_with_keys(clone: Path, execute: Execute, monkeyp
         until("starting", running)
         while "reward-0" not in (seen := output_of(look, clone)):
             assert running.poll() is None, f"the run ended without rollout workers\n{seen}"
+            time.sleep(0.5)
         with background(join, far):
             pass
     rows = (clone / "runs/cluster/metrics.jsonl").read_text().splitlines()

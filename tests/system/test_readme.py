@@ -75,6 +75,7 @@ def test_own_data_and_reward_from_check_to_history(home: Path, engine: str, monk
     assert "reward" in do(show, home)
 
 
+@pytest.mark.thorough
 def test_another_algorithm_with_adapters(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(monkeypatch, TRACE)
     run, export = block("docs/algorithms.md", "rhymed run examples/arithmetic")
@@ -109,6 +110,7 @@ def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pyt
     assert "rest_300_bytes_a_token" in do(bench, home)
 
 
+@pytest.mark.thorough
 def test_separate_processes_meet_and_leave_when_the_run_is_over(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(monkeypatch, NO_MODEL)
     store, *others = block("docs/quickstart.md", "rhymed store")
@@ -123,10 +125,9 @@ def test_separate_processes_meet_and_leave_when_the_run_is_over(home: Path, monk
     assert len(metrics(home / "runs/quickstart")) == 2
 
 
-@ENGINES
-@pytest.mark.parametrize("example", ["gsm8k", "verl"])
-def test_example(home: Path, example: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings(monkeypatch, NO_MODEL if engine == "trace" else {})
+@pytest.mark.parametrize("example", [pytest.param("gsm8k", marks=pytest.mark.thorough), "verl"])
+def test_example(home: Path, example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings(monkeypatch, NO_MODEL)
     if example == "verl":
         do("python examples/verl/prepare.py", home)
     out = do(f"rhymed run examples/{example}/config.toml -o trainer.steps=1", home)
@@ -144,6 +145,7 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
         assert (ROOT / file.rstrip("./")).exists(), file
 
 
+@pytest.mark.thorough
 def test_make_quickstart_runs_the_quickstart(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(monkeypatch, NO_MODEL)
     monkeypatch.setenv("RHYMED_RUN__FOLDER", str(home / "runs"))

@@ -58,19 +58,6 @@ def run(program: Path) -> tuple[str, str]:
     return "".join(re.findall(r"^[01] \[.*\n", done.stdout, re.MULTILINE)), log
 
 
-def test_the_program_drafts_and_keeps_what_it_generates(program: Path) -> None:
-    printed, log = run(program)
-    accepted = TOLD.search(log)
-    assert accepted is not None, log
-    assert printed.count("\n") == 4
-    assert float(accepted[1]) > 1.2
-    with Reader(program.parent / "history") as reader:
-        browse = Browse(reader)
-        for prompt in browse.ids():
-            rounds = [record.sample.step - ROUNDS for record in browse.headers(prompt)]
-            assert sorted(rounds) == sorted([0, 1] * 4)
-
-
 @pytest.mark.thorough
 def test_the_second_program_is_drafted_from_the_first(program: Path) -> None:
     first, log = run(program)

@@ -1,16 +1,11 @@
-"""The logits processor: its filters are vLLM's, and an engine with it draws the tokens of keyed sampling."""
+"""The filters of the logits processor are vLLM's. What an engine draws with it: see test_v2.py."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
-
-from tests.histospec.test_v2 import run
-from tests.packages import needs
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's and torch's own
 
@@ -31,14 +26,3 @@ def test_filters_are_those_of_vllm() -> None:
     expected = z_NV.masked_fill(z_NV < (z_NV.amax(1) + log_min_p_N)[:, None], -torch.inf)
     expected = apply_top_k_top_p_pytorch(expected, top_k_N, top_p_N)
     assert torch.equal(filtered(z_NV.clone(), log_min_p_N, top_k_N, top_p_N), expected)
-
-
-@needs("triton")
-@pytest.mark.slow
-@pytest.mark.thorough
-@pytest.mark.timeout(900)
-def test_vllms_own_samplers_and_drafter_take_the_tokens_of_keyed_sampling(sharp_model: Path) -> None:
-    made, expected = run(sharp_model, "public", "1"), run(sharp_model, "v1", "0")["plain"]
-    assert made["stock"] is True
-    assert made["plain"]["tokens"] == expected["tokens"]
-    assert min(made["verified"].values()) > 0, "drafts were accepted, and rejected"

@@ -97,6 +97,7 @@ def test_what_cannot_be_copied_is_told_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_a_class_of_environments_trains(tmp_path: Path, tiny_model: Path) -> None:
     rows = [{"prompt": f"count to {number}", "answer": str(number)} for number in range(8)]

@@ -73,13 +73,11 @@ async def test_the_engine_takes_the_answer_of_the_rank_that_drafts(tmp_path) -> 
     assert drafter.remembered == ["p"]
 
 
-OTHERS = [pytest.param(method, marks=pytest.mark.thorough) for method in ("spawn", "forkserver")]
-
-
 @needs("vllm")
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("method", ["fork", *OTHERS])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_worker_process_has_our_parts_however_it_was_started(method: str) -> None:
     command = [sys.executable, "-m", "tests.workers.engines.started", method]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True)

@@ -65,7 +65,7 @@ def drafted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return run(model, tmp_path_factory.mktemp("drafted"), "history", "1")
 
 
-@pytest.mark.parametrize(("method", "runner", "ranks"), [("none", "1", 1), ("history", "0", 1), ("history", "1", 2)])
+@pytest.mark.parametrize(("method", "runner", "ranks"), [("none", "0", 1), ("history", "1", 2)])
 def test_neither_drafts_nor_runner_and_ranks_change_what_an_engine_makes(
     method: str, runner: str, ranks: int, drafted: dict[str, Any], model: Path, tmp_path: Path
 ) -> None:

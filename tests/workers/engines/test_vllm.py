@@ -556,6 +556,7 @@ def mixture(tiny_model: Path, folder: Path, seed: int) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 async def test_a_mixture_samples_from_the_experts_that_were_loaded(tiny_model: Path, tmp_path: Path) -> None:
     """vLLM packs experts for the CPU's kernel when it starts; each load has to pack them again."""
     from transformers import AutoModelForCausalLM

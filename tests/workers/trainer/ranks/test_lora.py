@@ -74,13 +74,13 @@ def test_one_two_and_four_ranks_have_the_same_adapter_after_ten_steps(tiny_model
         {"lora": {**LORA, "targets": ["model.layers.1.self_attn.q_proj", "down_proj"]}},
     ],
 )
-def test_four_ranks_have_the_adapter_of_one_after_five_steps(
+def test_two_ranks_have_the_adapter_of_one_after_three_steps(
     tiny_model: Path, tmp_path: Path, given: dict[str, Any]
 ) -> None:
-    jobs = train([Job(ranks, adapted(tiny_model, **given), f"{tmp_path}/{ranks}", last=5) for ranks in (1, 4)])
-    one, four = (weights(job.out) for job in jobs)
+    jobs = train([Job(ranks, adapted(tiny_model, **given), f"{tmp_path}/{ranks}", last=3) for ranks in (1, 2)])
+    one, two = (weights(job.out) for job in jobs)
     assert trained(one)
-    assert furthest(one, four) < 1e-6
+    assert furthest(one, two) < 1e-6
 
 
 @pytest.mark.thorough
