@@ -236,6 +236,8 @@ def test_a_model_that_the_trainer_cannot_take_is_refused_before_it_is_built(
     assert f"model.path: {folder} cannot be trained: it has {words}" in look(make(model={"path": str(folder)})).errors
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_model_that_carries_a_state_is_trained_alone_and_its_drafts_rest(
     make: Make, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

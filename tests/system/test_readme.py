@@ -84,6 +84,7 @@ def test_another_algorithm_with_adapters(home: Path, monkeypatch: pytest.MonkeyP
     assert json.loads((home / "adapter/adapter_config.json").read_text())["r"] == 16
 
 
+@pytest.mark.thorough
 def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(monkeypatch, NO_MODEL)
     run, watch, resume, export, bring, simulate, bench = block(

@@ -53,8 +53,29 @@ def settings(home: Path, tiny_model: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def run(settings: dict[str, Any]) -> rhymed.Run:
-    return rhymed.train(dataset=ROWS, reward=halves, progress=False, **settings)
+def trained(settings: dict[str, Any]) -> tuple[rhymed.Run, int]:
+    """A run, and how often another coroutine went on meanwhile."""
+
+    async def both() -> tuple[rhymed.Run, int]:
+        ticks = 0
+        task = asyncio.create_task(rhymed.train_async(dataset=ROWS, reward=halves, progress=False, **settings))
+        while not task.done():
+            await asyncio.sleep(0.05)
+            ticks += 1
+        return await task, ticks
+
+    return asyncio.run(both())
+
+
+@pytest.fixture(scope="module")
+def run(trained: tuple[rhymed.Run, int]) -> rhymed.Run:
+    return trained[0]
+
+
+def test_a_coroutine_trains_next_to_others(trained: tuple[rhymed.Run, int]) -> None:
+    run, ticks = trained
+    assert (run.step, run.name) == (3, "api")
+    assert ticks > 5, "of the other one"
 
 
 def test_a_list_and_a_function_train_and_the_run_is_a_table(run: rhymed.Run) -> None:
@@ -128,27 +149,6 @@ def test_mistakes_are_the_errors_of_the_command_line_and_leave_no_folder(
         rhymed.train(**{"dataset": ROWS, "reward": halves, "progress": False, **settings, **given})
     after = sorted((home / "runs").iterdir()) if (home / "runs").exists() else []
     assert [path for path in after if path not in before] == []
-
-
-def test_a_coroutine_trains_next_to_others_and_can_be_cancelled(settings: dict[str, Any]) -> None:
-    async def both() -> tuple[rhymed.Run, int]:
-        ticks = 0
-        task = asyncio.create_task(
-            rhymed.train_async(
-                dataset=ROWS,
-                reward=halves,
-                progress=False,
-                **{**settings, "steps": 2, "trainer": {"engine": "trace"}},
-            )
-        )
-        while not task.done():
-            await asyncio.sleep(0.05)
-            ticks += 1
-        return await task, ticks
-
-    run, ticks = asyncio.run(both())
-    assert (run.step, run.name) == (2, "api-2")
-    assert ticks > 5
 
 
 SCRIPT = """

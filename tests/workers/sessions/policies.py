@@ -30,6 +30,18 @@ def say(text):
     return {"role": "user", "content": text}
 """
 
+BARE = """
+import json, os, sys, urllib.request
+def ask(messages):
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+    body = json.dumps({"model": "any", "messages": messages}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))
+def say(text):
+    return {"role": "user", "content": text}
+"""
+"""Without OpenAI's package, whose import takes a second."""
+
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools>\n{% endif %}"
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}"
@@ -46,10 +58,12 @@ def echo(prompt: list[int], repeats: int) -> list[int]:
     return [1000 + len(prompt), sum(prompt) % 1000, 2000 + repeats]
 
 
-def config_of(folder: Path, program: str, model: Path | None = None, **environment: Any) -> Config:
-    """With a program that has `CLIENT` before its code. `model`: whose tokenizer is used; None: bytes are tokens."""
+def config_of(
+    folder: Path, program: str, model: Path | None = None, client: str = CLIENT, **environment: Any
+) -> Config:
+    """With a program that has `client` before its code. `model`: whose tokenizer is used; None: bytes are tokens."""
     file = folder / "agent.py"
-    file.write_text(CLIENT + program)
+    file.write_text(client + program)
     (folder / "chat.jinja").write_text(TEMPLATE)
     real = {"model": {"path": str(model), "chat_template": str(folder / "chat.jinja")}} if model else {}
     return Config.model_validate(

@@ -21,7 +21,7 @@ from rhymed_workers.reward.worker import last_turn
 from rhymed_workers.sessions.programs import Programs
 from rhymed_workers.sessions.session import Program
 from rhymed_workers.sessions.speech import Speech
-from tests.workers.sessions.policies import ID, Loop, config_of, echo, finished
+from tests.workers.sessions.policies import BARE, ID, Loop, config_of, echo, finished
 
 pytest.importorskip("openai")
 
@@ -284,7 +284,7 @@ async def test_what_cannot_be_answered_is_refused_in_words_of_openai(store: Stor
 async def test_a_program_that_fails_is_no_sample(store: StoreClient, tmp_path: Path, program: str, why: str) -> None:
     limits = {"timeout_s": 1.0 if "sleep" in program or "while" in program else 60.0, "memory_gib": 1.5}
     turns = {"max_turns": 1} if "while" in program else {}
-    config = config_of(tmp_path, program, **limits, **turns)
+    config = config_of(tmp_path, program, client=BARE, **limits, **turns)
     loop = Loop(store)
     async with Programs(config, store) as programs:
         with pytest.raises(EnvironmentFailed, match=why):

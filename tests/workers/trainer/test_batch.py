@@ -95,7 +95,7 @@ def gradient(batch: Batch, config: Trainer, policy: Policy, noise_N: Tensor | No
     return torch.cat([one.flatten() for one in gradients])
 
 
-@pytest.mark.parametrize("minibatches", [1, 3])
+@pytest.mark.parametrize("minibatches", [pytest.param(1, marks=pytest.mark.thorough), 3])
 @pytest.mark.parametrize(("name", "changes"), CASES, ids=str)
 def test_any_split_into_micro_batches_gives_the_same_gradient(
     name: str, changes: dict[str, Any], minibatches: int, policies: tuple[Policy, Policy]
