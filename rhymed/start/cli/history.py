@@ -37,7 +37,7 @@ def _add_compare(verbs: Any) -> None:
     parser = make_parser(
         verbs,
         "compare",
-        "compare two runs: which samples differ, and which run is better; exit status 1 if samples differ",
+        "compare the samples of two runs, token for token; exit status 1 if they differ",
         compare,
     )
     add_examples(parser, "rhymed history compare runs/plain runs/fast")
@@ -156,8 +156,7 @@ def restore(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Exit status 1 where more than near ties differ, whichever run is better."""
-    from rhymed.records import better
+    """Exit status 1 where more than near ties differ."""
     from rhymed.records.history.compare import samples
     from rhymed.records.history.folder import open_folder
 
@@ -166,12 +165,7 @@ def compare(arguments: argparse.Namespace) -> int:
     with open_folder(arguments.first) as first, open_folder(arguments.second) as second:
         result = samples.compare(first, second)
         text = readable(samples.render(result, first.name, second.name))
-        folders = first.folder, second.folder
-    found = better.compare(*folders)
-    if arguments.json:
-        show(json.dumps({**result.json(), "better": found and found.json()}, indent=2))
-    else:
-        show("\n".join([text, better.report(found)] if found else [text]))
+    show(json.dumps(result.json(), indent=2) if arguments.json else text)
     return int(not result.same)
 
 
