@@ -1,13 +1,14 @@
 """`rhymed history show PROMPT`: one prompt's responses side by side, one column per epoch.
 
-Pure apart from reading the store: the results are tables. `listing` has the prompts.
+Pure apart from reading the store: the results are tables. `prompts.py` lists the prompts.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,9 @@ from rhymed.core.style import plain_table
 from rhymed.core.text import call_text, parts_text, response_name, step_phrase
 from rhymed.inputs.rows import prompt_text
 from rhymed.records.history.folder import RunFolder
-from rhymed.records.history.prompts import by_epoch
 from rhymed.records.history.responses import Piece, loose, pieces_of_runs, summary, titled, unanswered
 from rhymed_store.browse import Browse, Response
-from rhymed_store.columns import is_trained, title
+from rhymed_store.columns import epochs_of, is_trained, title
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,6 +46,16 @@ def find(browse: Browse, wanted: str) -> list[str]:
             " `rhymed history show` lists them"
         )
     return found
+
+
+def by_epoch(responses: Iterable[Response]) -> dict[int, list[Response]]:
+    """Of one prompt, oldest first."""
+    responses = list(responses)
+    numbers = epochs_of(response.info.id.step for response in responses)
+    epochs: dict[int, list[Response]] = defaultdict(list)
+    for response in responses:
+        epochs[numbers[response.info.id.step]].append(response)
+    return epochs
 
 
 def columns(folder: RunFolder, prompt: str, epochs: list[int] | None, width: int) -> dict[int, list[Response]]:

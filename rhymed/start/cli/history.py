@@ -191,7 +191,7 @@ def audit(arguments: argparse.Namespace) -> int:
 def add(top: argparse.ArgumentParser) -> None:
     add_examples(
         top,
-        "rhymed history stats                           # size, lengths, similarity",
+        "rhymed history stats                           # size, lengths, rewards",
         "rhymed history show                            # the prompts",
         "rhymed history show 'how many apples'          # one prompt by epoch",
         "rhymed history export samples.parquet          # every sample as a row",
@@ -212,14 +212,11 @@ def add(top: argparse.ArgumentParser) -> None:
 
 
 def _add_stats(verbs: Any) -> None:
-    parser = make_parser(verbs, "stats", "samples, lengths, rewards and similarity by epoch", show_stats)
-    add_examples(parser, "rhymed history stats runs/quickstart", "rhymed history stats --prompts 20")
+    parser = make_parser(verbs, "stats", "samples, lengths and rewards by epoch", show_stats)
+    add_examples(parser, "rhymed history stats runs/quickstart", "rhymed history stats --json")
     add_run(parser)
-    parser.add_argument(
-        "--prompts", type=count, metavar="N", help="show the N most and least predictable prompts (default: 5)"
-    )
     parser.add_argument("--read", type=count, metavar="N", help="read at most N prompts (default: 2000)")
-    parser.add_argument("--json", action="store_true", help="as one JSON object, with every prompt that was compared")
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
 
 
 def _add_show(verbs: Any) -> None:
@@ -275,7 +272,6 @@ def _add_import(verbs: Any) -> None:
 
 def show_stats(arguments: argparse.Namespace) -> int:
     from rhymed.records.history.folder import open_folder
-    from rhymed.records.history.prompts import SHOWN
     from rhymed.records.history.stats import MOST_PROMPTS, render, stats
 
     with open_folder(arguments.run) as folder:
@@ -283,7 +279,7 @@ def show_stats(arguments: argparse.Namespace) -> int:
         if arguments.json:
             show_json(json.dumps(found.json(), indent=2))
         else:
-            _terminal().print(render(found, folder.name, arguments.prompts or SHOWN))
+            _terminal().print(render(found, folder.name))
     return 0
 
 

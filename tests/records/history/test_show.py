@@ -19,7 +19,7 @@ from rhymed.records.history.stats import stats
 from tests.records.history.folders import APPLES, PEARS, two_epochs
 
 
-def test_stats_tell_each_epoch_and_its_likeness_to_the_one_before(run: Path, rhymed) -> None:
+def test_stats_tell_each_epoch(run: Path, rhymed) -> None:
     status, out, _ = rhymed("stats", "--run", run, "--json")
     found = json.loads(out)
     assert status == 0
@@ -27,18 +27,7 @@ def test_stats_tell_each_epoch_and_its_likeness_to_the_one_before(run: Path, rhy
     assert (found["length_mean"], found["length_median"], found["length_max"]) == (15.5, 15.5, 21)
     first, second = found["epochs"]
     assert (first["samples"], first["length_mean"], first["reward_mean"]) == (4, 15.5, 0.25)
-    assert first["predicted"] is None
-    assert second["predicted"] == pytest.approx((62 - 4) / 62)  # all but the last token of each
-    assert second["rank_correlation"] is None  # of two prompts
-    pears, apples = sorted(found["by_prompt"], key=lambda row: -row["predicted"]["1"])
-    assert (apples["prompt"], apples["epochs"], apples["length_mean"], apples["reward_mean"]) == (
-        APPLES,
-        2,
-        10.5,
-        1.0,
-    )
-    assert apples["predicted"]["1"] == pytest.approx((21 - 2) / 21)
-    assert (pears["prompt"], pears["predicted"]["1"]) == (PEARS, pytest.approx((41 - 2) / 41))
+    assert (second["name"], second["prompts"], second["samples"], second["reward_mean"]) == ("epoch 2", 2, 4, 1.0)
 
 
 def test_imported_and_evaluated_responses_stand_apart(make_run, rhymed) -> None:
@@ -47,10 +36,9 @@ def test_imported_and_evaluated_responses_stand_apart(make_run, rhymed) -> None:
     _, out, _ = rhymed("stats", "--run", folder)
     assert all(len(line) <= 80 for line in out.splitlines())
     rows = {" ".join(line.split()[:2]): line.split()[2:] for line in out.splitlines() if line.strip()}
-    assert rows["epoch 1"][:4] == ["2", "4", "15.5", "0.250"]
-    assert rows["epoch 1"][4] != "-"  # compared with what was imported
-    assert rows["imported -1"] == ["1", "1", "3.0", "0.000", "-", "-"]
-    assert rows["eval v3"] == ["1", "1", "2.0", "1.000", "-", "-"]
+    assert rows["epoch 1"] == ["2", "4", "15.5", "0.250"]
+    assert rows["imported -1"] == ["1", "1", "3.0", "0.000"]
+    assert rows["eval v3"] == ["1", "1", "2.0", "1.000"]
     assert "mixed: 2 prompts, 10 samples, 129 response tokens, 2 epochs" in out
     assert "length: mean 15.5" in out
 
@@ -59,8 +47,6 @@ def test_the_work_on_a_large_store_is_bounded_and_said(run: Path, rhymed) -> Non
     with open_folder(run) as folder:
         few = stats(folder.browse, most_prompts=1)
         assert (few.prompts, few.prompts_read, few.epochs[0].prompts) == (2, 1, 1)
-        blind = stats(folder.browse, most_tokens=50)
-        assert (blind.prompts_read, blind.prompts_compared) == (2, 1)
     assert "a sample of 1 prompt" in rhymed("stats", "--run", run, "--read", 1)[1]
 
 
@@ -232,7 +218,7 @@ def test_what_is_damaged_is_told_and_the_rest_is_used(run: Path, tmp_path: Path,
         key, value = next(iter(txn.cursor(table)))
         txn.put(key, bytes(len(value)), db=table)
     status, out, _ = rhymed("stats", "--run", run)
-    assert (status, "damaged: 1 prompt; the first: sample 0/" in out, "epoch 2" in out) == (0, True, True)
+    assert (status, "epoch 2" in out) == (0, True)
     status, out, err = rhymed("export", tmp_path / "rest.jsonl", "--run", run)
     assert (status, "4 samples of 1 prompt" in out) == (1, True)
     assert "left out 1 damaged prompt; the first is prompt" in err
