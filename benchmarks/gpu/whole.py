@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.child import train
 from benchmarks.gpu import models
 from benchmarks.gpu.part import Recorder
+from benchmarks.twins import compare_runs
 from rhymed.core.run.folder import layout_of_folder, read_metrics
-from rhymed.records.history.compare.runs import compare_runs
 
 CONFIG = Path(__file__).parents[2] / "configs/arithmetic.toml"
 KEPT = (

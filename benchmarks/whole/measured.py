@@ -12,9 +12,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.child import train
+from benchmarks.twins import compare_runs
 from benchmarks.whole.variants import VARIANTS, Variant
 from rhymed.core.run.folder import layout_of_folder, read_metrics
-from rhymed.records.history.compare.runs import compare_runs
 
 TIMES = ("timing_s/step", "timing_s/rollout", "timing_s/train")
 SETTINGS = ("data.limit=64", "eval.every=0", "run.report=false", "net.http=")

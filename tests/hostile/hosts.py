@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.twins import compare_runs
 from rhymed.core.errors import ConfigError
 from rhymed.core.wire.keys import ROLES, make_keys
 from rhymed.records.history.compare.audit import audit
-from rhymed.records.history.compare.runs import compare_runs
 from rhymed.records.history.folder import open_folder
 from tests.hostile.network import NEAR, Cable, missing_tools
 from tests.stress import command

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from benchmarks.twins import compare_runs
 from rhymed.core.errors import ConfigError
 from rhymed.records.history.compare.audit import audit
-from rhymed.records.history.compare.runs import compare_runs
 from rhymed.records.history.folder import open_folder
 from rhymed.start.cli.options import add_override
 from tests.stress import command

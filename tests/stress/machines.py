@@ -19,10 +19,10 @@ from typing import Any
 from benchmarks.cluster.losses import KINDS, Plan, suffer
 from benchmarks.cluster.machines import Machines, Watched
 from benchmarks.cluster.trial import END_S, LOOK_S, Trial, config, on_ray
+from benchmarks.twins import compare_runs
 from rhymed.core.errors import ConfigError
 from rhymed.core.wire.keys import ROLES, make_keys
 from rhymed.records.history.compare.audit import audit
-from rhymed.records.history.compare.runs import compare_runs
 from rhymed.records.history.folder import open_folder
 from tests.stress import command
 from tests.stress.network import Network

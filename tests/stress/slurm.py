@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.twins import compare_runs
 from rhymed.core.config.load import load_config
 from rhymed.core.errors import ConfigError
 from rhymed.core.run.layout import RunLayout, layout_of
 from rhymed.records.history.compare.audit import audit
-from rhymed.records.history.compare.runs import compare_runs
 from rhymed.records.history.folder import open_folder
 from rhymed.records.remote.backups import Backups
 from rhymed.records.remote.head import found_lease

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.twins import compare_runs
 from rhymed.core.errors import RhymedError
 from rhymed.records.history.compare.audit import audit
-from rhymed.records.history.compare.runs import compare_runs
 from rhymed.records.history.folder import open_folder
 from tests.stress import chaos
 from tests.stress.run import LiveRun, Shape

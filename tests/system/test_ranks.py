@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rhymed.records.history.compare.runs import compare_runs
+from benchmarks.twins import compare_runs
 from rhymed_workers.trainer.export import chosen, export
 from tests.ports import free_ports
 from tests.stress.run import LiveRun, Shape, with_model

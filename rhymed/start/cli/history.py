@@ -57,13 +57,8 @@ def _add_audit(verbs: Any) -> None:
         "check that every sample was trained exactly once or dropped with a reason; exit status 1 if not",
         audit,
     )
-    add_examples(
-        parser, "rhymed history audit runs/quickstart", "rhymed history audit runs/killed --against runs/calm"
-    )
+    add_examples(parser, "rhymed history audit runs/quickstart")
     add_run(parser)
-    parser.add_argument(
-        "--against", type=Path, metavar="OTHER", help="another run that should be identical bit for bit"
-    )
     parser.add_argument("--json", action="store_true", help="as one JSON object")
 
 
@@ -170,22 +165,15 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """Exit status 1 where a sample is not accounted for, or the two runs differ."""
+    """Exit status 1 where a sample is not accounted for."""
     from rhymed.records.history.compare import audit as audits
-    from rhymed.records.history.compare import runs
     from rhymed.records.history.folder import open_folder
 
     with open_folder(arguments.run) as folder:
         result = audits.audit(folder)
-        answer, text, wrong = {"audit": result.json()}, audits.render(result, folder.name), bool(result.wrong)
-    if arguments.against is not None:
-        with open_folder(arguments.against) as other:
-            comparison = runs.compare_runs(folder.folder, other.folder)
-            answer["against"] = comparison.json()
-            text += "\n" + runs.render(comparison, folder.name, other.name)
-            wrong = wrong or bool(comparison.wrong)
-    show(json.dumps(answer, indent=2) if arguments.json else readable(text))
-    return int(wrong)
+        text = readable(audits.render(result, folder.name))
+    show(json.dumps({"audit": result.json()}, indent=2) if arguments.json else text)
+    return int(bool(result.wrong))
 
 
 def add(top: argparse.ArgumentParser) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.twins import compare_runs
 from rhymed.core.errors import ConfigError, RhymedError
 from rhymed.records.history.compare.audit import audit
-from rhymed.records.history.compare.runs import compare_runs
 from rhymed.records.history.folder import open_folder
 from tests.hostile.disk import interposed
 from tests.hostile.disk.interposed import Faults

@@ -14,10 +14,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from benchmarks.twins import compare_runs
 from rhymed.core.errors import ConfigError, RhymedError
 from rhymed.core.run.layout import RunLayout
 from rhymed.records.history.compare.audit import audit
-from rhymed.records.history.compare.runs import compare_runs
 from rhymed.records.history.folder import open_folder
 from rhymed.start.launch import resumable
 from tests.hostile.disk import interposed

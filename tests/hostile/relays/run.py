@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.hosts.network import NETWORK, Hosts, missing_tools
+from benchmarks.twins import compare_runs
 from rhymed.core.errors import ConfigError
 from rhymed.core.wire.keys import ROLES, make_keys
 from rhymed.records.history.compare.audit import audit
-from rhymed.records.history.compare.runs import compare_runs
 from rhymed.records.history.folder import open_folder
 from tests.stress import command
 from tests.stress.run import LiveRun, Shape, with_model

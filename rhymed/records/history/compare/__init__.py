@@ -1,1 +1,1 @@
-"""Compares runs, samples and weights, and audits what was trained."""
+"""Compares the samples of two runs, and audits what was trained."""

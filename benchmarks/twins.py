@@ -1,6 +1,7 @@
-"""`rhymed history audit --against`: did two runs train on the same samples, and are their weights equal?
+"""Two runs that should be equal: did they train on the same samples, and are their weights the same?
 
-Reads the lineages and weights of their newest checkpoints only, neither store.
+Reads the lineages and weights of their newest checkpoints only, neither store. Benchmarks and the tests that inject
+faults compare their runs so.
 
 `weight_difference` compares two sets of weights.
 """
@@ -18,10 +19,8 @@ import numpy as np
 
 from rhymed.core.run import checkpoint
 from rhymed.core.text import counted, step_name
-from rhymed.records.history.compare.audit import differ, listed, newest
+from rhymed.records.history.compare.audit import differ, newest
 
-EQUAL = "the two are equal"
-NEARLY = "the two are equal but for the last bits of their weights"
 NEAR = 1e-5
 """Weights that differ by no more count as equal: an engine's log-probs differ in their last bits."""
 
@@ -59,15 +58,6 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
     exact = any(line.weights for line in ours)  # the trace engine's weights depend on the samples alone
     _weights(first, second, a if a == b else 0, comparison, exact=exact)
     return comparison
-
-
-def render(comparison: RunComparison, first: str, second: str) -> str:
-    steps = counted(comparison.both, "common step")
-    lines = [f"{first} and {second}: {comparison.equal} of {steps} trained on the same samples"]
-    lines += [comparison.weights] if comparison.weights else []
-    return "\n".join(
-        [*lines, *(listed(comparison.wrong) if comparison.wrong else [NEARLY if comparison.near else EQUAL])]
-    )
 
 
 def _weights(first: Path, second: Path, step: int, comparison: RunComparison, *, exact: bool) -> None:
