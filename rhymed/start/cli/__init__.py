@@ -88,7 +88,7 @@ COMMANDS = {
     "run": Command("start, supervise and stop every process of a run on this machine", "run"),
     "launch": Command("write the files with which Slurm starts a run", "launch"),
     "eval": Command("mean@k and pass@k of a checkpoint on held-out prompts", "eval"),
-    "runs": Command("list the runs of a folder: state, steps, rewards, time left", "runs"),
+    "runs": Command("list the runs of a folder: state, steps, rewards, age", "runs"),
     "top": Command("watch a run in a live terminal: queues, steps, workers, curves", "top"),
     "queues": Command("show every queue of a run, and what each worker holds", "queues"),
     "steer": Command("pause or resume a run; drain a worker", "steer", "add_steer"),

@@ -69,20 +69,12 @@ def show(found: Listing) -> None:
 
 LEAST_NAME = 16  # characters of a name that are kept however narrow the terminal is
 BETWEEN = 3  # characters between two columns
-COLUMNS = ("name", "state", "step", "reward", "held-out", "elapsed", "left", "age")
-OPTIONAL = ("held-out", "left")  # left out where no run has one
-NARROW = ("age", "elapsed", "left", "held-out", "reward", "step")  # left out, in this order, where lines are short
+COLUMNS = ("name", "state", "step", "reward", "held-out", "age")
+OPTIONAL = ("held-out",)  # left out where no run has one
+NARROW = ("age", "held-out", "reward", "step")  # left out, in this order, where lines are short
 NONE = "-"
 LEFT = ("name", "state")  # columns that are aligned left
-COLOURS = {
-    "running": "green",
-    "paused": "yellow",
-    "held": "yellow",
-    "failed": "red",
-    "interrupted": "yellow",
-    "stopped": "yellow",
-    "new": "grey50",
-}
+COLOURS = {"running": "green", "stopped": "yellow"}
 
 
 def table(listing: Listing, now: float, width: int) -> Table:
@@ -122,15 +114,12 @@ def _others(columns: list[int], widths: list[int]) -> int:
 
 def cells(row: RunRow, now: float) -> list[str]:
     """One text per column."""
-    steps = "?" if row.steps is None else str(row.steps)
     return [
         row.name,
         row.state,
-        f"{row.step}/{steps}",
+        str(row.step) if row.steps is None else f"{row.step}/{row.steps}",
         number(row.reward, ".3f"),
         number(row.held_out, ".3f"),
-        age(row.elapsed_s) if row.elapsed_s else NONE,
-        NONE if row.eta_s is None else age(row.eta_s),
         NONE if row.started is None else age(now - row.started),
     ]
 

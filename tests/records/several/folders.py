@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ def make(place: Path, name: str, rewards: tuple[float, ...] = (), *, start: floa
     folder = place / name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(config.model_dump_json())
+    os.utime(folder / "config.json", (start, start))
     events = [Event(t=start, event="begun", step=0)]
     with (folder / "metrics.jsonl").open("w") as file:
         for step, reward in enumerate(rewards):

@@ -13,53 +13,56 @@ from rhymed.core.run import folder as folders
 from rhymed.core.run import state
 from rhymed.core.run.layout import paths_of
 from rhymed.core.run.timeline import FAILED
-from rhymed.records.several import condition_of, find, held_out, ordered, read
+from rhymed.records.several import RunRow, find, held_out, listing
 from rhymed.start.cli import main
 from rhymed.start.cli.runs import table
 from rhymed_store.database.transactions import locked
 from tests.records.several.folders import NOW, end, make
-from tests.show.dashboard.rows import queues
+
+
+def row(run: Path) -> RunRow:
+    (found,) = (one for one in listing(run.parent).runs if one.folder == str(run))
+    return found
 
 
 def test_a_state_is_what_locks_and_records_say(tmp_path: Path) -> None:
     run = make(tmp_path, "one", (0.1, 0.2))
-    assert condition_of(run, NOW + 20) == ("stopped", "")  # it was killed
+    assert (row(run).state, row(run).why) == ("stopped", "")  # it was killed
     state.note_end(run, 130, "", 4)
-    assert condition_of(run) == ("interrupted", "")
+    assert (row(run).state, row(run).why) == ("stopped", "")  # it was interrupted
     state.note_end(run, 2, "trainer ended once and for all: out of memory\nsee it", 4)
-    assert condition_of(run)[0] == "failed"
-    assert "out of memory" in condition_of(run)[1]
-    state.note_end(run, 0, "", 4)
-    assert condition_of(run) == ("finished", "")
+    assert (row(run).state, row(run).why[:12]) == ("stopped", "trainer ende")
     with folders.hold(paths_of(run)):
-        assert condition_of(run) == ("running", "")
+        assert (row(run).state, row(run).why) == ("running", "")
     (run / "store").mkdir()
     (run / "store" / "writer.lock").touch()
     with locked(run / "store"):
-        assert condition_of(run) == ("held", "")
-    assert condition_of(run, queues=queues()) == ("running", "")
-    assert condition_of(run, queues=queues(paused=True)) == ("paused", "")
-    state.forget_end(run)
-    assert state.end_of(run) is None
+        assert row(run).state == "running", "processes that were started by hand"
+    state.note_end(run, 0, "", 4)
+    end(run, "all steps are trained", NOW + 21)
+    assert row(run).state == "finished"
+    with folders.hold(paths_of(run)):
+        assert row(run).state == "running", "its last copies are being written"
 
 
 def test_without_a_record_the_timeline_decides(tmp_path: Path) -> None:
     run = make(tmp_path, "one", (0.1,))
     end(run, "all steps are trained", NOW + 11)
-    assert condition_of(run, NOW + 10) == ("finished", "")
+    assert row(run).state == "finished"
     failed = make(tmp_path, "two", (0.1,))
     end(failed, f"{FAILED}the trainer refused", NOW + 11)
-    assert condition_of(failed, NOW + 10) == ("failed", "the trainer refused")
+    assert row(failed).state == "stopped"
     fresh = make(tmp_path, "three")
     (fresh / "timeline.jsonl").unlink()
-    assert condition_of(fresh) == ("new", "")
+    assert (row(fresh).state, row(fresh).step) == ("stopped", 0)
 
 
 def test_a_run_that_was_continued_by_hand_is_not_what_its_old_record_has(tmp_path: Path) -> None:
     run = make(tmp_path, "one", (0.1,), start=NOW + 10_000_000_000)  # after the record
-    state.note_end(run, 130, "", 4)
+    state.note_end(run, 1, "out of memory", 4)
+    assert (row(run).state, row(run).why) == ("stopped", "")
     end(run, "all steps are trained", NOW + 10_000_000_100)
-    assert condition_of(run)[0] == "finished"
+    assert row(run).state == "finished"
 
 
 def test_only_runs_are_listed_and_damaged_ones_are_named(tmp_path: Path) -> None:
@@ -89,16 +92,15 @@ def test_a_run_on_another_disk_is_listed_by_its_link(tmp_path: Path) -> None:
     assert [run.name for run in find(tmp_path / "runs")[0]] == ["big", "rates/one"]
 
 
-def test_a_row_has_steps_rewards_and_times(tmp_path: Path) -> None:
+def test_a_row_has_steps_and_rewards(tmp_path: Path) -> None:
     run = make(tmp_path, "one", (0.0, 0.2, 0.4, 0.6), trainer__steps=8)
-    state.note_end(run, 130, "", 8)
-    row = read(tmp_path, {}).runs[0]
-    assert (row.state, row.step, row.steps, row.held_out, row.held_out_step) == ("interrupted", 4, 8, 0.3, 4)
-    assert (row.reward_first, row.reward) == pytest.approx((0.1, 0.5))  # means of half of the steps each
-    assert row.elapsed_s == pytest.approx(40.0)
-    assert row.eta_s is None  # it is not alive
-    alive = read(tmp_path, {run: queues(step=5, steps=9)}).runs[0]
-    assert (alive.state, alive.step, alive.steps) == ("running", 5, 9)
+    found = row(run)
+    assert (found.state, found.step, found.steps, found.held_out) == ("stopped", 4, 8, 0.3)
+    assert found.reward == pytest.approx(0.5)  # mean of half of the steps
+    several_epochs = make(tmp_path, "two", (0.1, 0.2))
+    assert (row(several_epochs).step, row(several_epochs).steps) == (2, None)
+    state.note_end(several_epochs, 130, "", 7)
+    assert row(several_epochs).steps == 7
 
 
 def test_held_out_reward_is_the_mean_over_all_prompts() -> None:
@@ -109,17 +111,15 @@ def test_held_out_reward_is_the_mean_over_all_prompts() -> None:
         "val/b/reward/mean": 0.0,
         "val/b/prompts": 10.0,
     }
-    assert held_out([row, {"step": 4, "val/a/prompts": 0.0}]) == (0.75, {"a": 1.0, "b": 0.0}, 3)
-    assert held_out([]) == (None, {}, None)
+    assert held_out([row, {"step": 4, "val/a/prompts": 0.0}]) == 0.75
+    assert held_out([]) is None
 
 
 def test_living_runs_come_first_then_the_newest(tmp_path: Path) -> None:
-    make(tmp_path, "old", (0.1,), start=NOW)
-    make(tmp_path, "new", (0.1,), start=NOW + 100)
-    alive = make(tmp_path, "alive", (0.1,), start=NOW - 100)
-    rows = read(tmp_path, {alive: queues()}).runs
-    assert [row.name for row in rows] == ["alive", "new", "old"]
-    assert ordered(rows[::-1]) == rows
+    for name, started in (("old", NOW), ("new", NOW + 100), ("alive", NOW - 100)):
+        make(tmp_path, name, (0.1,), start=started)
+    with folders.hold(paths_of(tmp_path / "alive")):
+        assert [row.name for row in listing(tmp_path).runs] == ["alive", "new", "old"]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,20 +133,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "one: store ended 6 times: the disk is full\n" in out
     assert f"damaged: {tmp_path / 'broken'}: config.json cannot be read" in out
     assert [line.split()[:5] for line in out.splitlines() if line.startswith(" one ")] == [
-        ["one", "failed", "2/2", "0.750", "0.375"]
+        ["one", "stopped", "2/2", "0.750", "0.375"]
     ]
     make(tmp_path / "rates", "learning-rate-1e-06-temperature-0.7-seed-3", (0.5,))
     assert main(["runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines[:5])) <= 80
-    assert sorted(line.split()[0] for line in lines[3:5]) == ["one", "rates/lea...7-seed-3"]
+    assert sorted(line.split()[0] for line in lines[3:5]) == ["one", "rates/learning...re-0.7-seed-3"]
     monkeypatch.delenv("COLUMNS")
     assert main(["runs", str(tmp_path)]) == 0
     assert " rates/learning-rate-1e-06-temperature-0.7-seed-3 " in capsys.readouterr().out, "whole in a pipe"
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["runs", str(tmp_path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert ({row["state"] for row in answer["runs"]}, len(answer["damaged"])) == ({"failed", "stopped"}, 1)
+    assert ({row["state"] for row in answer["runs"]}, len(answer["damaged"])) == ({"stopped"}, 1)
     assert main(["runs", str(tmp_path / "non")]) == 2
     assert main(["runs", str(run / "config.json")]) == 2
     assert "config.json is a file" in capsys.readouterr().err
@@ -170,8 +170,8 @@ def test_a_run_that_does_not_exist_names_those_that_are_near(
 @pytest.mark.parametrize(
     ("width", "columns"),
     [
-        (80, ["name", "state", "step", "reward", "held-out", "elapsed", "age"]),
-        (58, ["name", "state", "step", "reward", "held-out"]),
+        (80, ["name", "state", "step", "reward", "held-out", "age"]),
+        (56, ["name", "state", "step", "reward", "held-out"]),
         (40, ["name", "state", "step"]),
         (10, ["name", "state"]),
     ],
@@ -180,7 +180,7 @@ def test_a_narrow_terminal_shows_fewer_columns_and_cuts_none_but_the_name(
     tmp_path: Path, width: int, columns: list[str]
 ) -> None:
     make(tmp_path, "learning-rate-1e-06-temperature-0.7-seed-3", (0.5,))
-    shown = table(read(tmp_path, {}), NOW, width)
+    shown = table(listing(tmp_path), NOW, width)
     assert [column.header for column in shown.columns] == columns
     out = io.StringIO()
     Console(file=out, width=max(width, 40)).print(shown)
@@ -189,4 +189,4 @@ def test_a_narrow_terminal_shows_fewer_columns_and_cuts_none_but_the_name(
 
 
 def test_a_table_without_runs_is_empty(tmp_path: Path) -> None:
-    assert table(read(tmp_path, {}), NOW, 80).row_count == 0
+    assert table(listing(tmp_path), NOW, 80).row_count == 0
