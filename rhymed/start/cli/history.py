@@ -151,7 +151,7 @@ def restore(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Exit status 1 where more than near ties differ."""
+    """Exit status 1 where they differ."""
     from rhymed.records.history.compare import samples
     from rhymed.records.history.folder import open_folder
 
