@@ -21,7 +21,7 @@ ACTS = ("pause", "resume", "drain", "undrain")
 class Where(NamedTuple):
     address: str
     keys: Keyring
-    folder: Path | None  # the run's folder if it is on this machine
+    folder: Path | None  # the run's folder if it is on this machine, and no link: `latest` may soon be another run
 
 
 def add_steer(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def where_of(arguments: argparse.Namespace, role: KeyRole | None = None) -> Wher
         address, keys, folder = arguments.broker, Keyring("viewer", arguments.keys, arguments.insecure), None
     else:
         where = layout_of_folder(arguments.run)
-        address, keys, folder = where.broker, where.keys("viewer"), arguments.run
+        address, keys, folder = where.broker, where.keys("viewer"), arguments.run.resolve()
     here = keys.folder is None or (keys.folder / secret_name("operator")).exists()
     if role == "operator" and not here:
         raise ConfigError(

@@ -45,10 +45,12 @@ def handle(arguments: argparse.Namespace) -> int:
             "`rhymed top` needs the package textual: pip install 'rhymed[top]';"
             " `rhymed queues --watch` works without it"
         ) from None
-    return asyncio.run(_show(where_of(arguments), arguments.every))
+    run = "" if arguments.broker or arguments.run == LATEST else f" --run {arguments.run}"
+    return asyncio.run(_show(where_of(arguments), run, arguments.every))
 
 
-async def _show(where: Where, every_s: float) -> int:
+async def _show(where: Where, run: str, every_s: float) -> int:
+    """`run`: the end of commands that are shown, so that they are about this run."""
     import asyncio
 
     from rhymed.core.run.client import ask_or_explain
@@ -60,8 +62,7 @@ async def _show(where: Where, every_s: float) -> int:
     try:
         ui = UiState(queues=(first := await ask_or_explain(client)))
         ui.connection = Connection("live", time.monotonic(), where.address)
-        if where.folder not in (None, LATEST):
-            ui.run = f" --run {where.folder}"
+        ui.run = run
         if where.folder is not None:
             ui.history.add_steps(_past(where.folder))
         ui.history.add(first)

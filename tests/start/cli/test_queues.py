@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import subprocess
@@ -11,11 +12,13 @@ import pytest
 from rich.console import Console
 
 from rhymed.core.config import Config
+from rhymed.core.config.load import load_config
 from rhymed.core.errors import ConfigError
 from rhymed.core.messages import EVAL, Holding, Queues, SampleId, StepRow, WorkerRow
-from rhymed.core.run.folder import layout_of_folder
+from rhymed.core.run.folder import layout_of_folder, save
 from rhymed.core.run.timeline import Times
 from rhymed.start.cli import queues
+from rhymed.start.cli.steer import where_of
 
 HELD = [Holding(id=SampleId(3, "abc", index), tokens=10 * index, seconds=float(index)) for index in range(6)]
 SNAPSHOT = Queues(
@@ -144,3 +147,15 @@ def test_nobody_there_is_told_within_the_deadline(tmp_path: Path, address: str, 
 
 def test_json_survives() -> None:
     assert json.loads(msgspec.json.encode(SNAPSHOT))["workers"][0]["holding"][1]["id"]["index"] == 1
+
+
+def test_a_watched_run_stays_the_same_when_another_one_starts(tmp_path: Path) -> None:
+    """Its timeline, from which the elapsed time comes, is not that of the new run."""
+    link = tmp_path / "latest"
+    for name in ("one", "two"):
+        save(load_config(None, (), {}, {"run.name": name, "run.folder": str(tmp_path)}))
+        if name == "one":
+            found = where_of(argparse.Namespace(run=link, broker=None), "viewer")
+    assert link.resolve() == tmp_path / "two"
+    assert found.folder == tmp_path / "one"
+    assert found.address == layout_of_folder(tmp_path / "one").broker
