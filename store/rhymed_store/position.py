@@ -5,15 +5,16 @@ Reads through a child process, so a damaged file is an error here and no crash.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from rhymed.core.errors import StoreDamaged
+import lmdb
+
 from rhymed.core.messages import EVAL
 from rhymed_store.codec.records import journal_state, step_prefix
-from rhymed_store.database.probe import damaged
+from rhymed_store.database.child import Unreadable, answer, ask, damaged
 from rhymed_store.database.transactions import Batch, Database
-from rhymed_store.integrity.isolated import Gap, IsolatedReader, Unreadable
 
 
 class Position(NamedTuple):
@@ -34,31 +35,31 @@ def position_of(folder: Path) -> Position | None:
     if not file.exists() or not file.stat().st_size:
         return None
     try:
-        return _position(folder)
-    except (Unreadable, ValueError) as error:  # ValueError: of `meta`, whose values are text
+        found = ask(__name__, folder)
+    except Unreadable as error:
         raise damaged(folder, str(error)) from None
-    except StoreDamaged as error:
-        raise error if str(folder) in str(error) else damaged(folder, str(error)) from None
+    return None if found is None else Position(*found)
 
 
 def _position(folder: Path) -> Position | None:
-    meta, end = {}, 0
-    with IsolatedReader(folder) as reader:
-        if not reader.count("meta"):
+    """In the child. The journal is as long as the steps that no checkpoint covers."""
+    end = 0
+    with (
+        lmdb.open(str(folder), map_size=0, max_dbs=64, readonly=True, create=False, readahead=False) as env,
+        env.begin() as txn,
+    ):
+        try:
+            meta = dict(txn.cursor(env.open_db(b"meta", txn=txn, create=False)))
+        except lmdb.NotFoundError:
             return None
-        for entry in reader.entries("meta"):
-            if isinstance(entry, Gap):
-                raise damaged(folder, entry.why)
-            meta[bytes(entry[0])] = bytes(entry[1])
-        for entry in reader.entries("journal"):
-            if isinstance(entry, Gap):
-                raise damaged(folder, entry.why)
-            if entry[0] < step_prefix(EVAL):
-                journal_state(entry[1])  # raises `StoreDamaged`
-                end = int.from_bytes(entry[0][:4], "big") - int.from_bytes(step_prefix(0), "big") + 1
+        if not meta:
+            return None
+        for key, value in txn.cursor(env.open_db(b"journal", txn=txn, create=False)):
+            if key < step_prefix(EVAL):
+                journal_state(value)  # raises `StoreDamaged`
+                end = int.from_bytes(key[:4], "big") - int.from_bytes(step_prefix(0), "big") + 1
     forgotten = int(meta.get(b"forgotten", b"0"))
-    end = max(end, forgotten)
-    return Position(b"run" in meta, meta.get(b"id", b"").decode(), forgotten, end)
+    return Position(b"run" in meta, meta.get(b"id", b"").decode(), forgotten, max(end, forgotten))
 
 
 def begin_at(folder: Path, map_bytes: int, step: int, id: str) -> None:
@@ -75,3 +76,7 @@ def begin_at(folder: Path, map_bytes: int, step: int, id: str) -> None:
             raise error
     finally:
         database.close()
+
+
+if __name__ == "__main__":
+    sys.exit(answer(sys.argv[1], _position))

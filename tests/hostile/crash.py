@@ -35,7 +35,7 @@ from rhymed_store.browse import Browse
 from rhymed_store.client import NewSample, StoreClient
 from rhymed_store.database.reads import SampleRecord
 from rhymed_store.database.tables import Reader
-from rhymed_store.integrity.repair import verify
+from rhymed_store.verify import verify
 from tests.stress import command
 
 CUTS, QUICK_CUTS = 3000, 100
@@ -262,9 +262,9 @@ class StoreHistory:
             if any(fate.stage[0] or fate.parts[0] for fate in self._fates):
                 lost.append(f"{file}: gone")
             return
-        if verified:
-            lost += [f"{file}: {finding}" for finding in verify(database).findings]
         try:
+            if verified:
+                lost += [f"{file}: {finding}" for finding in verify(database).findings]
             with Reader(database) as reader:
                 browse = Browse(reader)
                 there = {found.sample: found.record for prompt in browse.ids() for found in browse.headers(prompt)}

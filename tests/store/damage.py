@@ -56,17 +56,6 @@ def write(folder: Path, seed: int = 0) -> None:
     local.database.close()
 
 
-def same(saved: dict[str, Any], written: dict[str, Any]) -> bool:
-    """Whether all that is saved is what was written: of what was dropped the line may be all that is left."""
-    for what, value in saved.items():
-        if what == "begun":
-            if written[what][1][: len(value[1])] != value[1]:
-                return False
-        elif value != written.get(what) and getattr(value, "state", "") != "dropped":
-            return False
-    return True
-
-
 def content(folder: Path) -> dict[str, Any]:
     """Everything that can be asked, by the name of what it is about."""
     with Reader(folder) as reader:

@@ -13,9 +13,9 @@ from rhymed.core.messages import EVAL, Answer, Call, Done, Fork, PutAnswer, PutC
 from rhymed.core.run.layout import RunLayout
 from rhymed_store.browse import Browse
 from rhymed_store.client import NewSample, StoreClient
-from rhymed_store.integrity.repair import verify
 from rhymed_store.service import StoreService
 from rhymed_store.sessions import NewTurn, begin_calls, get_session, put_answer, put_turns
+from rhymed_store.verify import verify
 from tests.store.stores import PROMPT
 
 ONE, TWO = SampleId(0, PROMPT, 0), SampleId(0, PROMPT, 1)

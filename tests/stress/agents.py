@@ -23,7 +23,7 @@ from rhymed.core.errors import ConfigError
 from rhymed.records.history.compare.audit import Audit, audit
 from rhymed.records.history.folder import open_folder
 from rhymed.start.cli.options import add_override
-from rhymed_store.integrity.repair import verify
+from rhymed_store.verify import verify
 from tests.stress import calls, command, programs
 from tests.stress.faults import AGENTS, KINDS, STUCK_S, FaultInjector, FaultSchedule, Outcome
 from tests.stress.recovery import Throughput

@@ -18,7 +18,7 @@ import pytest
 
 from rhymed.records.history.compare.audit import audit
 from rhymed.records.history.folder import open_folder
-from rhymed_store.integrity.repair import verify
+from rhymed_store.verify import verify
 from tests.packages import needs
 from tests.stress.faults import FaultInjector, FaultSchedule, Outcome
 from tests.stress.recovery import Throughput

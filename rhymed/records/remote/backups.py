@@ -33,7 +33,7 @@ from rhymed.records.remote.place import (
     chunk_name,
     fitting,
 )
-from rhymed_store.integrity.stream import stream
+from rhymed_store.database.image import stream
 from rhymed_store.position import Position, position_of
 
 log = logging.getLogger(__name__)

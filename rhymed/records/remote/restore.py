@@ -20,7 +20,7 @@ from rhymed.records.remote.backups import Backups, fetch
 from rhymed.records.remote.checkpoints import Checkpoints, Uploaded
 from rhymed.records.remote.head import found_lease, refuse_head
 from rhymed.records.remote.place import BACKUPS, CHUNKS, Backup, Place, fitting, is_kept, place_at
-from rhymed_store.integrity.repair import verify
+from rhymed_store.verify import verify
 
 log = logging.getLogger(__name__)
 

@@ -188,6 +188,7 @@ def _open_streams() -> None:
 
 GONE = {
     "drafter": "a fitted head gained nothing over history; drafts.method = 'history+engine' has vLLM's own heads",
+    "history repair": "put a copy of the store back, or continue with `rhymed run --resume RUN --without-history`",
     "launch kubernetes": "examples/clusters/kubernetes and examples/clusters/kuberay are manifests to copy",
     "sweep": "call `rhymed run` or `rhymed.train` in a loop, which docs/runs.md has; W&B and Optuna search settings",
 }

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rhymed.core.console import Terminal
 
 
-# `rhymed history compare`, `audit`, `verify`, `repair` and `backup`: is a run's store what it should be?
+# `rhymed history compare`, `audit`, `verify` and `backup`: is a run's store what it should be?
 
 
 def _add_compare(verbs: Any) -> None:
@@ -70,11 +70,6 @@ def _add_maintenance(verbs: Any) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
     parser.add_argument("--json", action="store_true", help="as one JSON object, with all damaged entries")
     parser = make_parser(
-        verbs, "repair", "write a new store with everything readable; the damaged file is kept", repair
-    )
-    add_examples(parser, "rhymed history repair runs/quickstart")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run that is not alive")
-    parser = make_parser(
         verbs,
         "backup",
         "copy a run's store, even while it is written: to a new run folder, or what is new to a URL",
@@ -112,13 +107,6 @@ def verify(arguments: argparse.Namespace) -> int:
     text = readable(render_verify(report, arguments.run, file_bytes))
     show(json.dumps(as_json(report), indent=2) if arguments.json else text)
     return int(not report.sound)
-
-
-def repair(arguments: argparse.Namespace) -> int:
-    from rhymed.records.history.maintenance import render_repair, repair_run
-
-    show(render_repair(*repair_run(arguments.run), arguments.run))
-    return 0
 
 
 def backup(arguments: argparse.Namespace) -> int:

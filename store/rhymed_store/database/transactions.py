@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,7 +28,8 @@ from rhymed.core.atomic import is_named
 from rhymed.core.errors import StoreFull
 from rhymed.core.messages import StoreStats
 from rhymed_store.codec.records import SCHEMA
-from rhymed_store.database.probe import LONG_S, SHORT_S, damaged, probe
+from rhymed_store.database.child import damaged
+from rhymed_store.database.probe import LONG_S, SHORT_S, probe
 from rhymed_store.database.tables import TABLES, Tables, check_schema
 
 FILE, LOCK_FILE = "data.mdb", "lock.mdb"  # LMDB's
@@ -241,16 +242,6 @@ def is_open(folder: Path) -> bool:
     except errors.StoreError:
         return True
     return False
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep store processes out of the folder. Raises `StoreError` when one has it open."""
-    descriptor = _lock(folder)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _lock(folder: Path) -> int:

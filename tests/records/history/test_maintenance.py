@@ -1,8 +1,9 @@
-"""`rhymed history verify`, `repair` and `backup` over real stores, one of them at work."""
+"""`rhymed history verify` and `backup` over real stores, one of them at work."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from rhymed.core.run.layout import layout_of
 from rhymed_store.client import StoreClient
 from rhymed_store.codec.records import sample_key
 from tests.store.damage import content, write
-from tests.store.stores import PROMPT, LocalStore, new_sample, start_process
+from tests.store.stores import PROMPT, new_sample, start_process
 
 
 @pytest.fixture
@@ -44,37 +45,39 @@ def test_a_sound_store_is_told_to_be_so(kept: Path, rhymed) -> None:
     assert "96 samples, 3 prompts" in out
     assert "all as they were written" in out
     assert rhymed("verify", kept / "store")[0] == 0
-    status, out, _ = rhymed("repair", kept)
-    assert (status, "nothing is damaged" in out) == (0, True)
 
 
-def test_damage_is_named_and_repaired_and_the_old_file_kept(kept: Path, rhymed) -> None:
-    before, name = content(kept / "store"), damage(kept)
-    old = (kept / "store" / "data.mdb").read_bytes()
+def test_damage_is_named_with_the_ways_on(kept: Path, rhymed) -> None:
+    name = damage(kept)
     status, out, _ = rhymed("verify", kept)
     assert status == 1
     assert f"samples: {name}: its record is damaged" in out
-    assert "rhymed history repair" in out
+    assert "95 samples, 3 prompts" in out
+    assert f"rhymed run --resume {kept} --without-history" in out
     status, out, _ = rhymed("verify", kept, "--json")
     found = json.loads(out)
     assert (status, found["sound"]) == (1, False)
     assert [row["name"] for row in found["damaged"]] == [name]
-    status, out, _ = rhymed("repair", kept)
-    assert (status, name in out, "saved 95 samples" in out) == (0, True, True)
-    assert (kept / "store" / "data.mdb.damaged-1").read_bytes() == old
-    assert rhymed("verify", kept)[0] == 0
-    after = content(kept / "store")
-    lost = {name.replace("sample", what) for what in ("sample", "line", "drafted")}
-    assert {what for what in before if what not in after} == lost
-    assert all(after[what] == before[what] for what in after)
+
+
+def test_a_file_that_kills_its_reader_is_told_to_be_damaged(kept: Path, rhymed) -> None:
+    file = kept / "store" / "data.mdb"
+    for size in (16 << 12, 5000):
+        os.truncate(file, size)
+        status, out, err = rhymed("verify", kept)
+        assert (status, err) == (1, "")
+        assert "pages: data.mdb: " in out
+        assert "reading it ended with SIGBUS" in out
+        assert "rhymed history backup" in out
+        status, out, err = rhymed("verify", kept, "--json")
+        assert (status, json.loads(out)["sound"], err) == (1, False, "")
+    os.truncate(file, 0)
+    status, _, err = rhymed("verify", kept)
+    assert (status, "no store process has opened it yet" in err) == (2, True)
 
 
 def test_what_cannot_be_kept_up_is_told(kept: Path, tmp_path: Path, rhymed) -> None:
     assert "does not exist" in rhymed("verify", tmp_path / "gone")[2]
-    local = LocalStore(kept / "store")
-    status, _, err = rhymed("repair", kept)
-    assert (status, "a store process has" in err) == (2, True)
-    local.database.close()
     (tmp_path / "there").mkdir()
     status, _, err = rhymed("backup", kept, tmp_path / "there")
     assert (status, "exists already" in err) == (2, True)
@@ -82,7 +85,7 @@ def test_what_cannot_be_kept_up_is_told(kept: Path, tmp_path: Path, rhymed) -> N
     status, _, err = rhymed("backup", kept, tmp_path / "copy")
     assert status == 2
     assert name in err
-    assert "rhymed history repair" in err
+    assert f"rhymed run --resume {kept} --without-history" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "there"], "no half of a copy is left"
 
 

@@ -202,9 +202,7 @@ def test_a_damaged_store_is_told_and_not_read_to_death(tmp_path: Path, run: Path
         assert (status, complaint in err) == (2, True), err
 
 
-@pytest.mark.parametrize(
-    "verb", [(), ("stats",), ("show",), ("export",), ("import",), ("verify",), ("repair",), ("backup",)]
-)
+@pytest.mark.parametrize("verb", [(), ("stats",), ("show",), ("export",), ("import",), ("verify",), ("backup",)])
 def test_every_verb_explains_itself_with_an_example(verb: tuple[str, ...], rhymed, capsys) -> None:
     with pytest.raises(SystemExit) as end:
         rhymed(*verb, "--help")

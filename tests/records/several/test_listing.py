@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 from pathlib import Path
@@ -16,7 +17,6 @@ from rhymed.core.run.timeline import FAILED
 from rhymed.records.several import RunRow, find, held_out, listing
 from rhymed.start.cli import main
 from rhymed.start.cli.runs import table
-from rhymed_store.database.transactions import locked
 from tests.records.several.folders import NOW, end, make
 
 
@@ -35,8 +35,8 @@ def test_a_state_is_what_locks_and_records_say(tmp_path: Path) -> None:
     with folders.hold(paths_of(run)):
         assert (row(run).state, row(run).why) == ("running", "")
     (run / "store").mkdir()
-    (run / "store" / "writer.lock").touch()
-    with locked(run / "store"):
+    with (run / "store" / "writer.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         assert row(run).state == "running", "processes that were started by hand"
     state.note_end(run, 0, "", 4)
     end(run, "all steps are trained", NOW + 21)

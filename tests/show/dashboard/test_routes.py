@@ -502,7 +502,7 @@ async def test_a_store_that_is_mended_is_seen(run: Path, serve: Any) -> None:
         assert (await ask("/api/prompts"))[0] == 200
         other = file.with_name("other")
         other.write_bytes(whole)
-        other.replace(file)  # as `rhymed history repair` does
+        other.replace(file)  # as a copy that is put back
         assert (await ask("/api/prompts"))[0] == 200
 
 

@@ -144,7 +144,8 @@ def test_a_damaged_store_is_refused_with_its_place(worked: RunLayout, damage: An
     with pytest.raises(StoreDamaged, match=words) as refused:
         resumable.check(worked)
     assert str(worked.database) in str(refused.value)
-    assert "rhymed history repair" in str(refused.value)
+    assert "rhymed history backup" in str(refused.value)
+    assert f"rhymed run --resume {worked.folder} --without-history" in str(refused.value)
 
 
 def test_a_run_whose_id_file_is_gone_takes_the_id_of_its_store(worked: RunLayout, config: Config) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rhymed.core.messages import ForgetLogprobs, MarkSamples, PutPartials, PutScores, SampleId, Score
-from rhymed_store.integrity.repair import verify
+from rhymed_store.verify import verify
 from tests.store.damage import PROMPTS, content, write
 from tests.store.stores import PROMPT, LocalStore, new_sample
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import lmdb
 import pytest
 
 from rhymed.core.errors import StoreDamaged, StoreError
-from rhymed_store.database.probe import death, probe
-from rhymed_store.integrity.isolated import IsolatedReader
+from rhymed_store.database.child import death
+from rhymed_store.database.probe import probe
+from rhymed_store.position import position_of
 from tests.store.stores import LocalStore, new_sample
 
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_sound_database_passes_and_a_truncated_one_kills_only_the_child(folder: Path) -> None:
     probe(folder)
     os.truncate(folder / "data.mdb", 16 << 12)
-    with pytest.raises(StoreDamaged, match=r"reading it ended with SIGBUS.*rhymed history repair"):
+    with pytest.raises(StoreDamaged, match=r"reading it ended with SIGBUS.*rhymed history backup"):
         probe(folder)
 
 
@@ -56,7 +56,7 @@ def short_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_little_memory_is_no_damage(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     LocalStore(folder, 8 << 30).database.close()
-    for read in (probe, IsolatedReader):
+    for read in (probe, position_of):
         with pytest.raises(StoreError, match="Cannot allocate memory") as error:
             read(folder)
         assert not isinstance(error.value, StoreDamaged)
@@ -69,7 +69,7 @@ def test_a_header_that_claims_more_than_a_process_can_map_is_damage(folder: Path
         for header in (0, page):
             file.seek(header + at)
             file.write((1 << 48).to_bytes(8, "little"))
-    for read in (probe, IsolatedReader):
+    for read in (probe, position_of):
         with pytest.raises(StoreDamaged, match="Cannot allocate memory"):
             read(folder)
 
@@ -78,7 +78,7 @@ def test_no_place_for_another_reader_is_no_damage(folder: Path, tmp_path: Path) 
     (tmp_path / "copy").mkdir()
     with lmdb.open(str(folder), readonly=True, max_readers=256, max_spare_txns=256) as env:
         readers = [env.begin() for _ in range(env.info()["max_readers"])]
-        for read in (lambda: probe(folder, target=tmp_path / "copy"), lambda: IsolatedReader(folder)):
+        for read in (lambda: probe(folder, target=tmp_path / "copy"), lambda: position_of(folder)):
             with pytest.raises(StoreError, match="READERS_FULL") as error:
                 read()
             assert not isinstance(error.value, StoreDamaged)
@@ -105,16 +105,6 @@ def test_a_missing_table_is_named(folder: Path) -> None:
         txn.drop(env.open_db(b"drops", txn=txn))
     with pytest.raises(StoreDamaged, match="table 'drops' is missing"):
         probe(folder)
-
-
-def test_a_reader_survives_the_death_of_its_child(folder: Path) -> None:
-    with IsolatedReader(folder) as reader:
-        whole = list(reader.entries("samples"))
-        assert reader._child is not None
-        children = Path(f"/proc/{reader._child.pid}/task/{reader._child.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGSEGV)
-        assert list(reader.entries("samples")) == whole
-    assert subprocess.run(["ps", "-p", children[0]], check=False, capture_output=True).returncode
 
 
 def test_a_copy_is_compact_and_a_target_that_cannot_be_written_is_no_damage(folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rhymed.core.errors import StoreError
 from rhymed_store.database.tables import TABLES, Reader
-from rhymed_store.integrity.repair import repair, verify
+from rhymed_store.verify import verify
 from tests.store.stores import LocalStore, new_sample
 
 
@@ -21,7 +21,7 @@ def test_a_folder_of_another_schema_is_refused_and_left_alone(tmp_path: Path, sc
     local.do(lambda batch: local.database.put_number(batch.txn, "schema", schema))
     local.database.close()
     data = (folder / "data.mdb").read_bytes()
-    for opened in (LocalStore, Reader, verify, repair):
+    for opened in (LocalStore, Reader, verify):
         with pytest.raises(StoreError, match=f"is of schema {schema}, this release reads and writes schema 3 only"):
             opened(folder)
     assert (folder / "data.mdb").read_bytes().startswith(data)

@@ -17,8 +17,8 @@ from rhymed.core.errors import StoreFull, Unusable
 from rhymed.core.messages import SampleId, Score
 from rhymed.core.run.layout import layout_of
 from rhymed_store.client import NewSample, StoreClient
-from rhymed_store.integrity.repair import verify
 from rhymed_store.service import StoreService
+from rhymed_store.verify import verify
 from tests.disks import fill, small_disk
 from tests.store.stores import PROMPT, LocalStore, new_sample, start_process
 

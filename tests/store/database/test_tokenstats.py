@@ -16,8 +16,8 @@ from rhymed_store.browse import Browse
 from rhymed_store.client import StoreClient
 from rhymed_store.database.tables import Reader
 from rhymed_store.database.writes import TABLE, TokenStatsWrites, ready
-from rhymed_store.integrity.repair import repair, verify
 from rhymed_store.service import StoreService
+from rhymed_store.verify import verify
 from tests.store.stores import PROMPT, LocalStore, new_sample
 
 LENGTH = 700
@@ -83,7 +83,7 @@ def test_what_does_not_fit_together_is_refused(local: LocalStore) -> None:
     assert kept(local) == []
 
 
-def test_they_are_verified_and_damaged_ones_are_left_out(local: LocalStore) -> None:
+def test_they_are_verified(local: LocalStore) -> None:
     local.put(*[new_sample(step, length=LENGTH) for step in range(2)])
     put(local, range(2))
     with local.database._env.begin(write=True) as txn, txn.cursor(local.database.tables[TABLE]) as cursor:
@@ -92,12 +92,6 @@ def test_they_are_verified_and_damaged_ones_are_left_out(local: LocalStore) -> N
     local.database.close()
     folder = local.database.folder
     assert [finding[:2] for finding in verify(folder).findings] == [(TABLE, f"sample 0/{PROMPT}/0")]
-    repair(folder)
-    assert verify(folder).sound
-    with Reader(folder) as reader:
-        browse = Browse(reader)
-        assert [one is None for one in browse.token_stats([SampleId(step, PROMPT, 0) for step in (0, 1)])] == [1, 0]
-        assert len(browse.responses(PROMPT)) == 2
     local.__init__(folder)  # the fixture closes it
 
 

@@ -17,16 +17,14 @@ from typing import IO
 import lmdb
 
 from rhymed.core.errors import StoreError
-from rhymed.core.output import show
-from rhymed_store.database.probe import REFUSED, UNREADABLE, check_readable, damaged, death, is_damage, message_of
+from rhymed_store.database.child import Unreadable, check_readable, command, damaged, fail, judge
 
 
 @contextlib.contextmanager
 def stream(folder: Path) -> Iterator[IO[bytes]]:
     """Read it to its end: it counts when the block has ended. Raises `StoreDamaged`, `StoreError`."""
     check_readable(folder)
-    command = [sys.executable, "-P", "-m", __name__, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    with subprocess.Popen(command(__name__, folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stderr is not None
         try:
@@ -37,14 +35,12 @@ def stream(folder: Path) -> Iterator[IO[bytes]]:
         if child.stdout.read(1):
             child.kill()
             raise StoreError(f"{folder}: not all of it was read")
-        why = child.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
+        stderr = child.stderr.read()
         status = child.wait()
-    if status < 0:
-        raise damaged(folder, death(status, folder))
-    if status == UNREADABLE:
-        raise damaged(folder, why)
-    if status:
-        raise StoreError(f"{folder}: the process that reads it failed: {why or f'status {status}'}")
+    try:
+        judge(folder, status, stderr)
+    except Unreadable as error:
+        raise damaged(folder, str(error)) from None
 
 
 def _main(folder: str) -> int:
@@ -54,8 +50,7 @@ def _main(folder: str) -> int:
         with lmdb.open(folder, map_size=0, readonly=True, create=False, readahead=False) as env:
             env.copyfd(sys.stdout.fileno(), compact=False)
     except (lmdb.Error, OSError, MemoryError) as error:
-        show(message_of(error, folder), file=sys.stderr)
-        return UNREADABLE if is_damage(error, folder) else REFUSED
+        return fail(error, folder)
     return 0
 
 

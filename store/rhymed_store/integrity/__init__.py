@@ -1,1 +1,0 @@
-"""Verifies and repairs a database."""
