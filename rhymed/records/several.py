@@ -164,8 +164,8 @@ def _why(folder: Path, line: Timeline) -> str:
 def held_out(evaluations: Sequence[Row]) -> float | None:
     """Of the newest evaluation: its mean reward over the prompts of all datasets."""
     for row in reversed(evaluations):
-        names = [key.removeprefix("val/").removesuffix(MEAN) for key in row if key.endswith(MEAN)]
-        if names:
+        keys = (key for key, value in row.items() if key.endswith(MEAN) and value is not None)
+        if names := [key.removeprefix("val/").removesuffix(MEAN) for key in keys]:
             sizes = {name: row.get(f"val/{name}{PROMPTS}") or 1.0 for name in names}
             total = sum(row[f"val/{name}{MEAN}"] * sizes[name] for name in names)
             return float(total / sum(sizes.values()))

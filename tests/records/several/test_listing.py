@@ -112,6 +112,7 @@ def test_held_out_reward_is_the_mean_over_all_prompts() -> None:
         "val/b/prompts": 10.0,
     }
     assert held_out([row, {"step": 4, "val/a/prompts": 0.0}]) == 0.75
+    assert held_out([row, {"step": 4, "val/a/reward/mean": None, "val/a/prompts": 30.0}]) == 0.75, "all were dropped"
     assert held_out([]) is None
 
 
