@@ -1,30 +1,24 @@
-"""The end of a run: a summary for the terminal, the numbers as JSON, the curves as a picture.
-
-`summary` is the text and the numbers; `draw` the picture.
-"""
+"""The end of a run: a summary for the terminal, and the numbers as JSON. The curves are in `report.html`."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from rhymed.core.config import Config
 from rhymed.core.run.checkpoint import best
 from rhymed.core.run.folder import read_evaluations, read_metrics
 from rhymed.core.run.layout import RunLayout
-from rhymed.core.run.metrics import Row, drafting, epochs, filtering, totals, unlearned, why_little
+from rhymed.core.run.metrics import drafting, epochs, filtering, totals, unlearned, why_little
 from rhymed.core.run.timeline import Timeline
 from rhymed.core.text import counted, number
 
 
 def summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
-    """Text for the terminal; also writes `summary.json` and, with matplotlib, `reward.png` into the run's folder."""
+    """Text for the terminal; also writes `summary.json` into the run's folder."""
     rows, evaluations = read_metrics(where), read_evaluations(where)
     if config.trainer.steps == 0:
         return _evaluation_summary(config, where)
@@ -36,7 +30,6 @@ def summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
     filtered = filtering(rows)
     numbers_json = {**known, "drafting": drafted, "filtering": filtered, "epochs": epochs(rows)}
     (where.folder / "summary.json").write_text(json.dumps(numbers_json, indent=2) + "\n")
-    picture = draw(rows, where.folder / "reward.png", title=config.run.name, evaluations=evaluations)
     lines = [
         "",
         f"{len(rows)} steps in {elapsed_s / 60:.1f} min, {numbers['tokens']:.0f} response tokens",
@@ -50,7 +43,6 @@ def summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
         *_filters(filtered),
         *_progress(evaluations),
         *_best(where),
-        f"picture  {picture}" if picture else "picture  none: matplotlib is not installed",
         f"folder   {where.folder}",
     ]
     return "\n".join(lines)
@@ -161,111 +153,3 @@ def _progress(evaluations: list[dict[str, Any]]) -> list[str]:
     return [
         f"{key:<24} {first[key]:.3f} (v{first['step']}) -> {last[key]:.3f} (v{last['step']})" for key in sorted(keys)
     ]
-
-
-# The main curves of a run in one picture (reward.png), drawn with matplotlib where it is installed.
-
-SMOOTH = 5  # steps
-MOST_LINES = 40  # epochs beyond which their boundaries would cover the curves
-BLUE, PALE, GREEN, PURPLE, ORANGE, GREY = "#1f5f8b", "#9db4c8", "#6a994e", "#8e5572", "#d08c3f", "#888888"
-
-
-def draw(rows: Sequence[Row], path: Path, *, title: str, evaluations: Sequence[Row] = ()) -> Path | None:
-    """Reward, response length, drafting (if there was any) and seconds over the steps. None without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
-    drafted = any(row.get("rollout/spec_drafted") for row in rows)
-    panels = [
-        ("reward", reward),
-        ("response tokens", lengths),
-        *([("plain = 1", gain)] if drafted else []),
-        ("seconds", seconds),
-    ]
-    figure = Figure(figsize=(8, 3 + 4 / 3 * len(panels)), layout="constrained")
-    axes = figure.subplots(len(panels), 1, sharex=True, height_ratios=[2, *[1] * (len(panels) - 1)])
-    for (label, panel), axis in zip(panels, axes, strict=True):
-        panel(axis, rows)
-        if panel is reward:
-            evaluation_curves(axis, evaluations, linestyle="--")
-        axis.set(ylabel=label)
-        axis.spines[["top", "right"]].set_visible(False)
-        if axis.get_legend_handles_labels()[1]:
-            axis.legend(frameon=False, ncols=3)
-        epoch_boundaries(axis, rows)
-    axes[0].set(title=title)
-    axes[-1].set(xlabel="step")
-    figure.savefig(path, dpi=120)
-    return path
-
-
-def step_numbers(rows: Sequence[Row]) -> list[int]:
-    """Counted from 1: step *k* then ends with policy version *k*, by which evaluations are numbered."""
-    return [row["step"] + 1 for row in rows]
-
-
-def _line(axis: Any, rows: Sequence[Row], key: str, **style: Any) -> bool:
-    """Draw the rows that have the metric. False if none has."""
-    known = [row for row in rows if row.get(key) is not None]
-    if known:
-        marker = "." if len(known) < 40 else ""
-        axis.plot(step_numbers(known), [row[key] for row in known], marker=marker, **style)
-    return bool(known)
-
-
-def reward(axis: Any, rows: Sequence[Row]) -> bool:
-    known = [row for row in rows if row.get("reward/mean") is not None]
-    values = [row["reward/mean"] for row in known]
-    smooth = [mean(values[max(0, place - SMOOTH + 1) : place + 1]) for place in range(len(values))]
-    there = _line(axis, rows, "reward/mean", color=PALE, label="step")
-    if there:
-        axis.plot(step_numbers(known), smooth, color=BLUE, linewidth=2, label=f"mean of {SMOOTH} steps")
-    return there
-
-
-def lengths(axis: Any, rows: Sequence[Row]) -> bool:
-    axis.set(ylabel="tokens")
-    there = _line(axis, rows, "response_length/mean", color=GREEN, label="mean")
-    return _line(axis, rows, "response_length/max", color=PALE, label="longest") or there
-
-
-def gain(axis: Any, rows: Sequence[Row]) -> bool:
-    """Both are 1 in plain decoding."""
-    axis.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
-    there = _line(axis, rows, "rollout/spec_accept_length", color=PURPLE, label="tokens per forward")
-    return _line(axis, rows, "rollout/spec_net_speedup", color=ORANGE, label="net speed-up, estimated") or there
-
-
-def seconds(axis: Any, rows: Sequence[Row]) -> bool:
-    phases = ("rollout", "reward", "train")
-    columns = [[row.get(f"timing_s/{phase}") or 0.0 for row in rows] for phase in phases]
-    if not any(map(any, columns)):
-        return False
-    steps = step_numbers(rows)
-    if len(rows) < 3:  # too few for an area
-        for place, (phase, column) in enumerate(zip(phases, columns, strict=True)):
-            below = [sum(values) for values in zip(*columns[:place], strict=True)] if place else 0
-            axis.bar(steps, column, bottom=below, label=phase, width=0.5, color=(BLUE, ORANGE, GREEN)[place])
-    else:
-        axis.stackplot(steps, *columns, labels=phases, colors=(BLUE, ORANGE, GREEN), alpha=0.8)
-    axis.set(ylabel="seconds")
-    return True
-
-
-def evaluation_curves(axis: Any, evaluations: Sequence[Row], **style: Any) -> bool:
-    """Accuracy and mean reward of each held-out dataset by policy version. False if there are none."""
-    keys = sorted({key for row in evaluations for key in row if "/acc/mean@" in key or key.endswith("/reward/mean")})
-    for key in (key for key in keys if key.startswith("val/")):
-        known = [row for row in evaluations if row.get(key) is not None]
-        label = key.removeprefix("val/")
-        axis.plot([row["step"] for row in known], [row[key] for row in known], marker="o", label=label, **style)
-    return any(key.startswith("val/") for key in keys)
-
-
-def epoch_boundaries(axis: Any, rows: Sequence[Row]) -> None:
-    """A thin line at the start of each epoch but the first."""
-    begins = [epoch["first_step"] for epoch in epochs(rows)[1:]]
-    if len(begins) <= MOST_LINES:
-        for step in begins:
-            axis.axvline(step + 0.5, color="#cccccc", linewidth=0.7, zorder=0)

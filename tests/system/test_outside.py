@@ -52,7 +52,6 @@ OUTSIDE = {
     r"SHM/rhymed-weights-UID-HEX(/.*)?": "copies of weights: `private.folder`",
     r"TMP/RANDOM": "whether Python may write there",
     r"/sys/fs/cgroup/.*/rhymed-score-[0-9]+(/.*)?": "of scoring processes: only root and we make them",
-    r"HOME/.(cache|config)(/matplotlib.*)?": "the picture of the reward: the user's own folder",
     r"RUNS": "the folder of runs, which the user names",
     r"RUNS/(latest|\.latest.*)": "a link to the newest run",
 }
