@@ -17,11 +17,11 @@ from rhymed.core.messages import JournalEntry, Queues, SampleId
 from rhymed.core.output import show_json
 from rhymed.core.run.layout import layout_of
 from rhymed.show.dashboard.prometheus import exposition
+from rhymed.show.top import plain
 from rhymed.show.top.screen import glance, paint
 from rhymed.show.top.state import UiState
 from rhymed.start.api import display
 from rhymed.start.api.display import Progress
-from rhymed.start.cli import queues as queues_command
 from rhymed.start.launch.screen import Screen, phases
 from rhymed_workers.reward.outcome import Outcome, combine
 from rhymed_workers.reward.scorers.result import Verdict
@@ -72,7 +72,7 @@ def _noted(found: Queues) -> UiState:
 
 
 SCREENS: dict[str, Callable[[Queues], str]] = {
-    "rhymed queues": lambda found: on_terminal(queues_command.render(found)),
+    "rhymed queues": lambda found: on_terminal(plain.render(found, 140)),
     "rhymed run, live": lambda found: "\n".join(row.plain for row in glance(_noted(found), 140, 48, NOW)),
     "rhymed run, phases": lambda found: phases(found.workers, []),
     "rhymed top": lambda found: "\n".join(str(row.plain) for row in paint(make_ui(found), 160, 48, NOW).lines),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rhymed.start.cli.queues import PURPOSE
+from rhymed.show.top.plain import PURPOSE
 from tests.show.dashboard.browser import Browser, Loop, find
 from tests.show.dashboard.fake_runs import (
     GROUP,

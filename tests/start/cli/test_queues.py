@@ -16,8 +16,9 @@ from rhymed.core.config.load import load_config
 from rhymed.core.errors import ConfigError
 from rhymed.core.messages import EVAL, Holding, Queues, SampleId, StepRow, WorkerRow
 from rhymed.core.run.folder import layout_of_folder, save
+from rhymed.core.run.stragglers import stragglers
 from rhymed.core.run.timeline import Times
-from rhymed.start.cli import queues
+from rhymed.show.top import plain
 from rhymed.start.cli.steer import where_of
 
 HELD = [Holding(id=SampleId(3, "abc", index), tokens=10 * index, seconds=float(index)) for index in range(6)]
@@ -33,7 +34,7 @@ SNAPSHOT = Queues(
     workers=[
         WorkerRow(
             worker="rollout-0@[host]", role="rollout", host="h", pid=1, slots=8, version=3, phase="decode",
-            silent_s=0.4, holding=HELD,
+            silent_s=0.4, holding=HELD, held=len(HELD),
         ),
         WorkerRow(
             worker="reward-0", role="reward", host="h", pid=2, slots=4, version=-1, phase="", silent_s=1, holding=[]
@@ -45,18 +46,14 @@ SNAPSHOT = Queues(
 
 
 def text(snapshot: Queues, width: int = 110) -> str:
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    with console.file:
-        console.print(queues.render(snapshot))
-        return console.export_text()
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(plain.render(snapshot, width))
+    return console.export_text()
 
 
 def test_the_head_has_elapsed_and_remaining_time() -> None:
-    console = Console(width=110, record=True, file=io.StringIO())
-    console.print(queues.render(SNAPSHOT, Times(3700.0, 750.0)))
-    assert console.export_text().startswith(
-        "run demo  step 3/40  version 3  1:01:40 elapsed, about 12 min left  event-loop"
-    )
+    found = plain.render(SNAPSHOT, 110, Times(3700.0, 750.0)).plain
+    assert found.startswith("demo  step 3/40  v3  1h01m elapsed, about 12 min left")
 
 
 def test_a_start_names_the_roles_that_have_not_joined() -> None:
@@ -72,15 +69,19 @@ def test_a_start_names_the_roles_that_have_not_joined() -> None:
 
 def test_the_tables_name_everything() -> None:
     lines = [" ".join(line.split()) for line in text(SNAPSHOT).splitlines()]
-    assert lines[0] == "run demo step 3/40 version 3 up 1h01m event-loop lag p99 2.5 ms"
+    assert lines[0].startswith("demo step 3/40 v3 up 1h01m")
+    assert lines[0].endswith("lag 2.5 ms ● live")
     assert "waiting 12 1m15s for a rollout worker" in lines
     assert "trained 192 - done" in lines
-    assert "4 1/8 9.0s 12 waiting 6 running" in lines, "steps count from 1"
-    assert "rollout-0@[host] 6/8 3 0.4s ago decode" in lines
-    assert "reward-0 0/4 - 1.0s ago -" in lines
-    assert "rollout-0@[host] 3/abc/5 50 5.0s" in lines, "ids count from 0"
-    assert "3/abc/2 20 2.0s" in lines
-    assert "and 2 more" in lines
+    [step] = [line for line in lines if line.startswith("step 4 ")]
+    assert step.endswith(" 1/8 groups 9.0s 6 running 12 waiting"), "steps count from 1"
+    [rollout] = [line.split() for line in lines if line.startswith("▶ rollout-0@[host]")]
+    assert (rollout[2:5], rollout[-2:]) == (["h", "v3", "6/8"], ["0.4s", "decode"])
+    [reward] = [line.split() for line in lines if line.startswith("★ reward-0")]
+    assert (reward[2:5], reward[-2:]) == (["h", "-", "0/4"], ["1.0s", "-"])
+    held = [line for line in lines if "/abc/" in line]
+    assert held[0] == "3/abc/5 50 5.0s rollout-0@[host]", "ids count from 0"
+    assert len(held) == plain.SHOWN
 
 
 def test_groups_that_were_replaced_are_counted() -> None:
@@ -89,7 +90,7 @@ def test_groups_that_were_replaced_are_counted() -> None:
     )
     found = msgspec.structs.replace(SNAPSHOT, open_steps=[step], queues={**SNAPSHOT.queues, "filtered": 4})
     lines = [" ".join(line.split()) for line in text(found).splitlines()]
-    assert "4 5/10, 2 replaced 9.0s 6 scored 4 filtered" in lines
+    assert any(line.endswith("5/10 groups, 2 replaced 9.0s 6 scored 4 filtered") for line in lines)
     assert "filtered 4 - their groups had no signal" in lines
     none = msgspec.structs.replace(SNAPSHOT, queues={**SNAPSHOT.queues, "filtered": 0})
     assert "filtered" not in text(none)
@@ -101,29 +102,39 @@ def test_who_holds_up_the_others_is_named() -> None:
     def worker(name: str, rate: float, held: int = 2, silent_s: float = 0.5) -> WorkerRow:
         return msgspec.structs.replace(
             SNAPSHOT.workers[0], worker=name, stats={"rollout/tokens_per_s": rate}, holding=HELD[:held],
-            silent_s=silent_s,
+            held=held, silent_s=silent_s,
         )  # fmt: skip
 
     workers = [worker("a", 100), worker("b", 110), worker("c", 10), worker("d", 0), worker("e", 90, silent_s=7)]
     crowd = msgspec.structs.replace(SNAPSHOT, workers=[*workers, worker("idle", 0, held=0), worker("f", 95)])
-    assert queues.stragglers(crowd) == {
+    assert stragglers(crowd) == {
         "c": "9 times slower than its peers", "d": "generates no tokens", "e": "silent for 7.0s",
     }  # fmt: skip
     assert "c: 9 times slower than its peers" in text(crowd)
     alone = msgspec.structs.replace(SNAPSHOT, workers=[worker("a", 0.0)])
-    assert queues.stragglers(alone) == {}, "nobody to compare it with"
+    assert stragglers(alone) == {}, "nobody to compare it with"
 
 
 def test_80_columns_are_enough() -> None:
     ids = [SampleId(EVAL + 12, "0123456789abcdef", index) for index in range(8)]
     held = [Holding(id=one, tokens=8192, seconds=4000.0) for one in ids]
     row = SNAPSHOT.workers[0]
-    worker = msgspec.structs.replace(row, worker="rollout@some-host:1234567", phase="load version 12", holding=held)
-    lines = text(msgspec.structs.replace(SNAPSHOT, workers=[worker]), 80).splitlines()
-    assert all(len(line) <= 80 for line in lines)
+    worker = msgspec.structs.replace(
+        row, worker="rollout@some-host:1234567", phase="load version 12", holding=held, held=8
+    )
+    states = {state: 1024 for state in plain.PURPOSE}
+    step = msgspec.structs.replace(SNAPSHOT.open_steps[0], states=states)
+    crowd = msgspec.structs.replace(SNAPSHOT, workers=[worker], queues=states, oldest_s={}, open_steps=[step])
+    lines = text(crowd, 80).splitlines()
     whole = [" ".join(line.split()) for line in lines]
-    assert "rollout@some-host:1234567 8/8 3 0.4s ago load version 12" in whole
-    assert "rollout@some-host:1234567 eval-v12/0123456789abcdef/0 8192 1h06m" in whole
+    assert "▶ rollout@some-host:1234567 v3 8/8 - - 0.4s load version 12" in whole
+    assert "eval-v12/0123456789abcdef/0 8,192 1h06m rollout@some-host:1234567" in whole
+    told = " ".join(whole)
+    for state, purpose in plain.PURPOSE.items():
+        assert f"{state} 1,024 - {purpose}" in whole, "every queue, with its depth"
+        assert f"1024 {state}" in told, "and of every step"
+    long = [line for line in lines if len(line.rstrip()) > 80]
+    assert not long
 
 
 def test_the_address_comes_from_the_run_folder(tmp_path: Path) -> None:
