@@ -17,13 +17,10 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from rhymed.core import atomic
-from rhymed.core.errors import ConfigError, RhymedError, UnknownSample
+from rhymed.core.errors import ConfigError, RhymedError
 from rhymed.core.messages import EVAL, SampleId
 from rhymed.core.printable import visible
 from rhymed.core.run import folder as runs
@@ -38,145 +35,11 @@ from rhymed.records.history.folder import RunFolder
 from rhymed.show.dashboard.data import samples
 from rhymed.show.dashboard.data.source import Source, encode
 from rhymed.show.dashboard.routes import SCRIPT, STATIC
-from rhymed_store.columns import SampleColumns
-from rhymed_store.database.reads import SampleRecord
-
-# Selects ten notable samples of a run by fixed rules, so that the same run always shows the same ones.
-#
-# `select` applies the rules in order; each gives candidates and a reason that the reader sees. The first candidate of
-# a prompt that is not shown yet is taken, else the first that is not shown yet. Candidates are training samples; a
-# run without any shows samples of its evaluations. Pure, over the columns of all samples. These do not contain
-# drafts, so the most drafted sample is searched among the `LOOKED` longest.
-
-MOST = 10
-LOOKED = 24
-SHORTEST = 8  # tokens; a share of drafts means nothing in shorter responses
-
-Rows = NDArray[np.int64]
-Rule = tuple[Rows, str]  # candidates in order of preference, and the reason
-
-
-class Pick(NamedTuple):
-    """`nth`: position among the recorded samples of its prompt and step, by index."""
-
-    row: int
-    prompt: str
-    step: int
-    nth: int
-    why: str
-
-
-def select(columns: SampleColumns, share: Callable[[Pick], float | None] = lambda pick: None) -> list[Pick]:
-    """At most `MOST` samples. `share`: share of accepted drafts in a sample's tokens; None if unknown."""
-    rows = _eligible(columns)
-    picks: list[Pick] = []
-    rules = [*_extremes(columns, rows), *_changes(columns, rows), *_drafted(columns, rows, share), *_dropped(columns)]
-    for order, why in [*rules, *_more(columns, rows)]:
-        row = _first_new(columns, order, [chosen.row for chosen in picks]) if len(picks) < MOST else None
-        if row is not None:
-            picks.append(pick(columns, row, why))
-    return picks
-
-
-def _first_new(columns: SampleColumns, order: Rows, chosen: list[int]) -> int | None:
-    fresh = order[~np.isin(order, chosen)]
-    other_prompts = fresh[~np.isin(columns.prompt[fresh], columns.prompt[chosen])]
-    return next((int(rows[0]) for rows in (other_prompts, fresh) if len(rows)), None)
-
-
-def pick(columns: SampleColumns, row: int, why: str) -> Pick:
-    prompt, step = columns.prompt[row], columns.step[row]
-    first = row
-    while first and columns.prompt[first - 1] == prompt and columns.step[first - 1] == step:
-        first -= 1
-    return Pick(row, f"{int(prompt):016x}", int(step), row - first, why)
-
-
-def _eligible(columns: SampleColumns) -> Rows:
-    kept = ~columns.dropped
-    trained = np.flatnonzero(kept & (columns.step >= 0) & (columns.step < EVAL))
-    return trained if len(trained) else np.flatnonzero(kept & (columns.step >= EVAL))
-
-
-def _extremes(columns: SampleColumns, rows: Rows) -> Iterator[Rule]:
-    scored = rows[~np.isnan(columns.reward[rows])]
-    if len(scored):
-        rewards = columns.reward[scored]
-        yield scored[rewards == rewards.max()], f"the highest reward of the run, {rewards.max():g}"
-        yield scored[rewards == rewards.min()], f"the lowest reward of the run, {rewards.min():g}"
-    if len(rows):
-        lengths = columns.length[rows]
-        yield rows[lengths == lengths.max()], f"the longest response, {lengths.max():,} tokens"
-        yield rows[lengths == lengths.min()], f"the shortest response, {lengths.min():,} tokens"
-
-
-def _changes(columns: SampleColumns, rows: Rows) -> Iterator[Rule]:
-    """The prompts whose mean reward rose and fell most between first and last step: a response of the last."""
-    scored = rows[~np.isnan(columns.reward[rows])]
-    if not len(scored):
-        return
-    groups = _groups(columns, scored)
-    firsts: dict[int, tuple[float, float, int]] = {}  # prompt -> mean first, mean last, group last
-    for number, (start, end) in enumerate(groups):
-        prompt, mean = int(columns.prompt[scored[start]]), float(columns.reward[scored[start:end]].mean())
-        before = firsts.get(prompt, (mean, mean, number))
-        firsts[prompt] = (before[0], mean, number)
-    changed = [(last - first, number) for first, last, number in firsts.values() if last != first]
-    ends = dict.fromkeys((max(changed)[0], min(changed)[0])) if changed else ()
-    for change in ends:
-        own = [scored[slice(*groups[number])] for by, number in changed if by == change]
-        best = np.argmax if change > 0 else np.argmin
-        equals = np.array([one[best(columns.reward[one])] for one in own])
-        yield equals, f"the mean reward of its prompt changed by {change:+.3g} from first to last step"
-
-
-def _groups(columns: SampleColumns, rows: Rows) -> list[tuple[int, int]]:
-    """(start, end) in `rows` of each run of samples of one prompt and step."""
-    new = np.ones(len(rows), bool)
-    new[1:] = (columns.prompt[rows[1:]] != columns.prompt[rows[:-1]]) | (
-        columns.step[rows[1:]] != columns.step[rows[:-1]]
-    )
-    starts = np.flatnonzero(new)
-    return list(zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=True))
-
-
-def _drafted(columns: SampleColumns, rows: Rows, share: Callable[[Pick], float | None]) -> Iterator[Rule]:
-    longest = rows[np.lexsort((rows, -columns.length[rows]))][:LOOKED]
-    known = [
-        (found, int(row))
-        for row in longest
-        if columns.length[row] >= SHORTEST and (found := share(pick(columns, int(row), ""))) is not None
-    ]
-    if known and max(known)[0] > 0:
-        part = max(known)[0]
-        equals = np.array(sorted(row for found, row in known if found == part))
-        yield equals, f"{part:.0%} accepted drafts, the most among the {len(longest)} longest"
-
-
-def _dropped(columns: SampleColumns) -> Iterator[Rule]:
-    """The first and the last dropped sample, by step."""
-    gone = np.flatnonzero(columns.dropped)
-    if len(gone):
-        steps = columns.step[gone]
-        yield gone[steps == steps.min()], f"the first of {len(gone):,} that were generated and then dropped"
-        yield gone[steps == steps.max()][::-1], f"the last of {len(gone):,} that were generated and then dropped"
-
-
-def _more(columns: SampleColumns, rows: Rows) -> Iterator[Rule]:
-    """Fills up: the next best, worst and longest in turn."""
-    scored = rows[~np.isnan(columns.reward[rows])]
-    best = scored[np.lexsort((scored, -columns.reward[scored]))]
-    worst = scored[np.lexsort((scored, columns.reward[scored]))]
-    longest = rows[np.lexsort((rows, -columns.length[rows]))]
-    orders = ((best, "highest rewards"), (worst, "lowest rewards"), (longest, "longest responses"))
-    for _ in range(MOST):
-        for order, kind in orders:
-            yield order, f"among the {kind}"
-
 
 MOST_SPANS = 5_000  # neighbours are joined beyond
 MOST_STEPS = 2_000  # with a row each, of about 3 KB
 MOST_SAMPLES = 1_000_000  # in the store; reading more would take many seconds
+SHOWN = 16  # samples
 
 
 def write(folder: Path, file: Path | None = None, *, ended: bool = False) -> Path:
@@ -203,8 +66,8 @@ def write(folder: Path, file: Path | None = None, *, ended: bool = False) -> Pat
 
 
 def gather(folder: Path, *, ended: bool = False) -> dict[str, Any]:
-    """`answers` of the dashboard's routes, and what only a saved page has: `totals` of the whole run, notable
-    `samples`, and `problems`: what could not be read."""
+    """`answers` of the dashboard's routes, and what only a saved page has: `totals` of the whole run, `samples`
+    of the newest step, how many it has (`of`), and `problems`: what could not be read."""
     source, line, problems = Source(folder), timeline.read(folder), list[str]()
     try:
         run = {**source.run(None), "state": state_of(folder, line, ended=ended), "missing": ""}
@@ -213,7 +76,7 @@ def gather(folder: Path, *, ended: bool = False) -> dict[str, Any]:
         if not source.config:
             problems.append("There is no config.json that can be read.")
         problems += _without_numbers(folder, run["state"], line, set(source.rows.counted))
-        found = list(_notable(source, problems))
+        found, of = _newest(source, problems)
         none: dict[str, Any] = {"epochs": []}
         store = source.store(None)
         answers = {
@@ -229,7 +92,7 @@ def gather(folder: Path, *, ended: bool = False) -> dict[str, Any]:
         source.close()
     rows = runs.read_metrics(paths_of(folder))
     sums = [*_totals(rows, run["elapsed_s"]), *_stored(store)]
-    tree = json.loads(encode({"answers": answers, "totals": sums, "samples": found, "problems": problems}))
+    tree = json.loads(encode({"answers": answers, "totals": sums, "samples": found, "of": of, "problems": problems}))
     return dict(_clean(tree))
 
 
@@ -317,62 +180,44 @@ def _stored(store: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "size of the store", size_of(store["used_bytes"])
 
 
-def _notable(source: Source, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """Samples that are selected by fixed rules, each with why."""
+def _newest(source: Source, problems: list[str]) -> tuple[list[dict[str, Any]], int]:
+    """Samples of the newest step that was trained, or of the newest evaluation of a run that trained none; and how
+    many this step has. With more than `SHOWN`, the first response to each prompt comes before the second one."""
     try:
         with source.opened() as run:
             if (count := run.browse.totals().samples) > MOST_SAMPLES:
                 problems.append(
-                    f"The store has {count:,} samples: too many to select from within seconds."
+                    f"The store has {count:,} samples: too many to find the newest within seconds."
                     f" `rhymed history show --run {quoted(source.folder)}` shows them prompt by prompt."
                 )
-            elif count:
-                yield from _selected(run, run.browse.columns(), problems)
+                return [], 0
+            columns = run.browse.columns()
+            if columns.damaged:
+                problems.append(f"{columns.damaged:,} damaged samples are left out; see `rhymed history verify`.")
+            steps = columns.step[columns.step >= 0]
+            trained = steps[steps < EVAL]
+            if not len(steps):
+                return [], 0
+            step = int((trained if len(trained) else steps).max())
+            return list(_pages(run, step, problems)), int((columns.step == step).sum())
     except RhymedError as error:
         problems.append(f"The store cannot be read: {error}.")
+        return [], 0
 
 
-def _selected(run: RunFolder, columns: SampleColumns, problems: list[str]) -> Iterator[dict[str, Any]]:
-    if columns.damaged:
-        problems.append(f"{columns.damaged:,} damaged samples are left out; see `rhymed history verify`.")
-    ids = Ids(run)
-
-    def share(pick: Pick) -> float | None:
-        drafted = ids.drafted(pick)
-        return None if drafted is None or not len(drafted) else float(drafted.mean())
-
-    for pick in select(columns, share):
+def _pages(run: RunFolder, step: int, problems: list[str]) -> Iterator[dict[str, Any]]:
+    found: list[SampleId] = []
+    for prompt in run.browse.prompts_of_step(step, SHOWN):
         try:
-            yield {"why": pick.why[:1].upper() + pick.why[1:], "sample": samples.sample_page(run, ids.of(pick))}
+            found += [record.sample for record in run.browse.headers(prompt) if record.sample.step == step]
         except RhymedError as error:
-            problems.append(f"A sample of {step_phrase(pick.step)}, prompt {pick.prompt}, cannot be read: {error}.")
-
-
-class Ids:
-    """Finds the samples behind rows of the columns; the headers of each prompt are read once."""
-
-    def __init__(self, run: RunFolder) -> None:
-        self._browse = run.browse
-        self._read: dict[str, list[SampleRecord]] = {}
-
-    def of(self, pick: Pick) -> SampleId:
-        return self._found(pick).sample
-
-    def drafted(self, pick: Pick) -> Any:
-        """For each token, whether it was an accepted draft. None if unknown."""
+            problems.append(f"The samples of prompt {prompt} cannot be read: {error}.")
+    first = sorted(found, key=lambda sample: sample.index)[:SHOWN]
+    for sample in sorted(first, key=lambda sample: (sample.prompt, sample.index)):
         try:
-            return self._browse.drafted([self._found(pick)])[0]
-        except RhymedError:
-            return None  # damaged: reported where the sample is shown
-
-    def _found(self, pick: Pick) -> SampleRecord:
-        """Raises `UnknownSample` if the store has changed since the columns were read."""
-        if pick.prompt not in self._read:
-            self._read[pick.prompt] = self._browse.headers(pick.prompt)
-        own = [row for row in self._read[pick.prompt] if row.sample.step == pick.step]
-        if pick.nth >= len(own):
-            raise UnknownSample("it no longer exists")
-        return own[pick.nth]
+            yield samples.sample_page(run, sample)
+        except RhymedError as error:
+            problems.append(f"A sample of {step_phrase(step)}, prompt {sample.prompt}, cannot be read: {error}.")
 
 
 # The file

@@ -23,7 +23,7 @@ from rhymed.core.run.layout import layout_of
 from rhymed.core.run.timeline import Event, Span, Writer
 from rhymed.show.dashboard.data.source import TOO_LARGE
 from rhymed.show.dashboard.data.source import about as tables
-from rhymed.show.dashboard.saved import _clean, gather, write
+from rhymed.show.dashboard.saved import SHOWN, _clean, gather, write
 from rhymed.start.cli import main
 from rhymed.start.launch import session
 from tests.records.history.fixtures import in_turns, make_run, rhymed, tokenizer
@@ -131,14 +131,22 @@ def test_sums_samples_and_what_it_takes_to_repeat_the_run_are_inside(run: Path) 
     assert [row["step"] for row in data["answers"]["api/steps"]["steps"]] == list(range(6))
     assert "silent for 3 s" in [event.get("text") for event in data["answers"]["api/timeline"]["events"]]
     assert {"0.100 → 0.400", "75%", "1.50x", "25%"} <= {value for _, value in data["totals"]}
-    assert len(data["samples"]) == 8
-    assert all(one["why"] and one["sample"]["pieces"] for one in data["samples"])
-    assert "7" in [one["sample"]["answer"] for one in data["samples"]]
+    assert [one["id"] for one in data["samples"]] == [f"3/{PEARS}/0", f"3/{PEARS}/1"]
+    assert all(one["pieces"] for one in data["samples"])
     (command,) = about(data, "Started by").values()
     assert "rhymed run 'my file.toml'" in command
     repeat = about(data, "How to reproduce").values()
     assert f"rhymed history audit {run}" in repeat
     assert f"rhymed run {run / 'config.json'} -o run.folder=runs" in repeat
+
+
+def test_of_a_large_step_there_are_some_samples_of_as_many_prompts_as_possible(make_run: Made) -> None:
+    samples = [(1, prompt, index, [50, 51, 52], 1.0) for prompt in (APPLES, PEARS) for index in range(20)]
+    data = gather(make_run("large", [*samples, (0, APPLES, 0, [50], 1.0), (EVAL, PEARS, 0, [50], 1.0)]))
+    assert (len(data["samples"]), data["of"]) == (SHOWN, 40)
+    ids = {one["id"] for one in data["samples"]}
+    assert ids == {f"1/{prompt}/{index}" for prompt in (APPLES, PEARS) for index in range(SHOWN // 2)}
+    assert {one["answer"] for one in data["samples"]} == {"7", None}
 
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="x()"><!--&amp;\u202e\x1b[31m'
@@ -225,7 +233,7 @@ def test_it_opens_from_the_disk_without_any_request(
 
 
 def test_a_crashed_run_is_shown_as_far_as_it_is_there(make_run: Made) -> None:
-    run = make_run("crashed", dropped=[SampleId(0, APPLES, 0)])
+    run = make_run("crashed", dropped=[SampleId(3, PEARS, 0)])
     metrics(run, 2)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('[1]\n{}\n{"step": "x"}\n\x00\xff\n{"step": 2, "rewa')
@@ -235,7 +243,7 @@ def test_a_crashed_run_is_shown_as_far_as_it_is_there(make_run: Made) -> None:
     data = Found(write(run)).data
     assert (data["answers"]["api/run"]["state"], len(data["answers"]["api/steps"]["steps"])) == ("stopped", 2)
     assert data["problems"] == ["There is no config.json that can be read."]
-    assert "scorer timed out" in [one["sample"]["reason"] for one in data["samples"]]
+    assert "scorer timed out" in [one["reason"] for one in data["samples"]]
 
 
 def test_steps_whose_metrics_are_gone_are_a_problem(run: Path) -> None:
@@ -318,7 +326,7 @@ def test_a_run_that_only_evaluates_shows_what_it_found(make_run: Made) -> None:
 
 
 def test_what_environments_wrote_and_failed_calls_are_inside(in_turns: Path) -> None:
-    rows = [one["sample"] for one in gather(in_turns)["samples"]]
+    rows = gather(in_turns)["samples"]
     errors = [call["error"] for row in rows for part in row["runs"] for call in part["calls"] if call["error"]]
     assert "division by zero" in errors
     assert any(part["environment"] for row in rows for part in row["runs"])

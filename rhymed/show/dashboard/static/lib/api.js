@@ -4,7 +4,7 @@
 const PATIENCE_MS = 30_000;
 const inside = document.getElementById("saved");
 
-/** What a saved page has inside: {answers, totals, samples, problems}. Null: the page is served. */
+/** What a saved page has inside: {answers, totals, samples, of, problems}. Null: the page is served. */
 export const SAVED = inside && JSON.parse(inside.textContent);
 
 /** Throws an Error whose message is for the user; `status` is the HTTP status, 0 if the server did not answer. */

@@ -6,7 +6,7 @@ import { SAVED } from "../lib/api.js";
 import { Live } from "../lib/live.js";
 import { Logs } from "./logs.js";
 import { Metrics } from "./metrics/metrics.js";
-import { Notable } from "./samples/notable.js";
+import { Newest } from "./samples/newest.js";
 import { Overview } from "./overview/overview.js";
 import { forgetToken, link, route } from "../lib/route.js";
 import { Samples } from "./samples/samples.js";
@@ -18,7 +18,7 @@ import { Workers } from "./workers.js";
 const VIEWS = [
     ["overview", "Overview", Overview],
     ["workers", "Workers", Workers],
-    SAVED ? ["samples", "Notable samples", Notable] : ["samples", "Samples", Samples],
+    ["samples", "Samples", SAVED ? Newest : Samples],
     ["metrics", "Metrics", Metrics],
     ...(SAVED ? [] : [["logs", "Logs", Logs]]),
     ["configuration", "Configuration", Configuration],
