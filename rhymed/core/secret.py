@@ -1,4 +1,4 @@
-"""Secrets in texts and settings: one list, for logs, pages, reports, sinks, audits and model cards. Pure.
+"""Secrets in texts and settings: one list, for logs, pages, reports, sinks and audits. Pure.
 
 Known by the name before it (`api_key=…`, `Authorization: …`, a setting called `token`), by its form (`hf_…`), or by
 its place in an address (`://me:password@`). One rule, `is_secret`, says which names are those of secrets.

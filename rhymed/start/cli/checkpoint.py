@@ -105,7 +105,8 @@ def handle_export(arguments: argparse.Namespace) -> int:
 
 
 def handle_push(arguments: argparse.Namespace) -> int:
-    from rhymed.start.publish import Target, card, check_name, publish, subject
+    from rhymed.core.config.load import load_run
+    from rhymed.start.publish import Target, card, check_name, publish
     from rhymed_workers.lora.saved import is_adapter
     from rhymed_workers.trainer.export import DType, chosen, export
 
@@ -115,12 +116,14 @@ def handle_push(arguments: argparse.Namespace) -> int:
     base = _base(run) if arguments.merged else None
     adapter = base is None and is_adapter(checkpoint.folder)
     dtype: DType = arguments.dtype or ("float32" if adapter else "bfloat16")
-    about = subject(run, arguments.name, checkpoint, dtype, adapter=adapter)
+    config = load_run(run)
+    text = card(config, arguments.name, checkpoint.step, dtype, adapter=adapter)
     if arguments.dry_run:
-        show(card(about), end="")
+        show(text, end="")
         return 0
     target = Target(arguments.name, arguments.revision, arguments.private, arguments.update)
-    commit = publish(about, target, run, lambda folder: export(checkpoint, folder, dtype, base))
+    message = f"{checkpoint.step} steps of {config.trainer.algorithm} with rhymed"
+    commit = publish(target, run, text, message, lambda folder: export(checkpoint, folder, dtype, base))
     show(f"{target.page}: {checkpoint.step} steps trained, {dtype}")
     show(f"commit {commit}")
     show("set a licence in README.md there: that of the base model and of the rows decides")

@@ -10,16 +10,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rhymed.core.config.load import load_config
+from rhymed.core.config import Config
+from rhymed.core.config.load import load_config, load_run
 from rhymed.core.errors import ConfigError
-from rhymed.core.run.checkpoint import Checkpoint, save
+from rhymed.core.run.checkpoint import save
 from rhymed.core.run.folder import save as save_run
 from rhymed.start.cli import main
-from rhymed.start.publish import base_name, card, public, subject, without_folders
+from rhymed.start.publish import base_name, card, without_folders
 from rhymed_workers.lora.folder import About, read_about
 from rhymed_workers.lora.saved import write_settings
 from tests.start.publish.uploads import READ_ONLY, TOKEN, UploadHub, serve
@@ -45,20 +45,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     settings = {
         "run.name": "sums", "run.folder": str(place), "model.path": str(tiny_model), "data.path": str(rows),
         "rollout.prompts_per_step": 1, "reward.scorer": "exact", "trainer.lr": 3e-5, "metrics.project": "hidden",
-        "eval.datasets": [{"name": "held-out", "path": "me/sums", "subset": "main"}],
     }  # fmt: skip
     layout = save_run(load_config(None, (), {}, settings))
-    lines: list[dict[str, Any]] = [{"step": step, "reward/mean": 0.1 * step} for step in range(6)]
-    lines += [
-        {
-            "step": step,
-            "val/held-out/acc/mean@1": share,
-            "val/held-out/prompts": 100.0,
-            "val/held-out/reward/mean": share,
-        }
-        for step, share in ((0, 0.1), (4, 0.5), (6, 0.9))
-    ]
-    (layout.folder / "metrics.jsonl").write_text("".join(json.dumps({"time": 0.0, **line}) + "\n" for line in lines))
 
     def write(folder: Path) -> None:
         shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
@@ -132,7 +120,7 @@ def test_a_checkpoint_is_written_with_its_card(run: Path, hub: UploadHub, tmp_pa
     assert json.loads(half["config.json"])["dtype"] == "float16"
     assert b'"dtype":"F16"' in half["model.safetensors"]
     assert b'"dtype":"BF16"' in main_branch["model.safetensors"]
-    assert b"0.500" in main_branch["README.md"]
+    assert b"4 steps of reinforcement learning (grpo)" in main_branch["README.md"]
     assert hub.messages == ["4 steps of grpo with rhymed"] * 2
     assert not list(run.glob(".push-*"))
 
@@ -145,18 +133,17 @@ def test_a_hub_that_does_not_answer(run: Path, tmp_path: Path) -> None:
     assert "http://127.0.0.1:9 cannot be reached" in text
 
 
-def test_the_card_has_what_the_run_recorded_and_no_folder_of_this_machine(
+def test_the_card_says_how_the_model_was_made_and_names_no_folder_of_this_machine(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["checkpoint", "push", str(run), "me/sums", "--dry-run"]) == 0
     text = capsys.readouterr().out
+    base = Path(load_run(run).model.path).name
     assert text.startswith("---\nlibrary_name: transformers\n")
-    assert "0.050 in the first 2 steps, 0.250 in the last 2 steps (gain +0.200)" in text  # of the first four
-    assert "| held-out: mean@1 | 100 | 0.100 ± 0.030 | 0.500 ± 0.050 |" in text  # not the evaluation after it
-    assert '[data]\nsource = "jsonl"\npath = "rows.jsonl"' in text
-    assert 'datasets]]\nsource = "hub"\npath = "me/sums"\nsubset = "main"' in text
+    assert f"# sums\n\nTrained from {base}: 4 steps of reinforcement learning (grpo), with rhymed " in text
+    assert "Weights are bfloat16." in text
     assert "# license: choose" in text
-    for hidden in (str(run.parent), "secret", "hidden"):
+    for hidden in (str(run.parent), "secret", "rows.jsonl", "hidden"):
         assert hidden not in text
 
 
@@ -170,44 +157,26 @@ def test_mistakes_are_found_before_the_card_is_shown(
     config["trainer"]["engine"] = config["rollout"]["engine"] = "trace"
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="trained by the trace engine: there is no model"):
-        subject(tmp_path, "me/sums", Checkpoint(4, run), "float32", adapter=False)
+        card(load_run(tmp_path), "me/sums", 4, "float32", adapter=False)
 
 
-def test_the_card_of_an_adapter_and_of_a_run_without_records(run: Path) -> None:
-    about = subject(run, "me/sums", Checkpoint(4, run), "float32", adapter=True)
-    text = card(replace(about, base="Qwen/Qwen2.5-0.5B", rows=[], evaluations=[], start=None))
+def test_the_card_of_an_adapter_names_its_model_and_the_rows_that_are_public() -> None:
+    rows = [{"path": "me/sums"}, {"task": "chain_sum"}, {"path": "/home/me/secret.jsonl"}]
+    config = Config.model_validate({"model": {"path": "Qwen/Qwen2.5-0.5B"}, "data": {"datasets": rows}})
+    text = card(config, "me/sums", 4, "float32", adapter=True)
     assert "library_name: peft\n" in text
-    assert "base_model: Qwen/Qwen2.5-0.5B\nbase_model_relation: adapter\n" in text
+    assert "base_model: Qwen/Qwen2.5-0.5B\nbase_model_relation: adapter\ndatasets:\n- me/sums\ntags:" in text
+    assert "A LoRA adapter for Qwen/Qwen2.5-0.5B: 4 steps of reinforcement learning (grpo)" in text
+    assert " on me/sums, chain_sum (reasoning_gym), with rhymed " in text
     assert "AutoPeftModelForCausalLM" in text
-    assert "not evaluated on held-out prompts" in text
-    assert "nan" not in text
+    assert "secret" not in text
 
 
-def test_the_card_of_supervised_training_speaks_of_no_rewards(run: Path) -> None:
-    about = subject(run, "me/sums", Checkpoint(4, run), "float32", adapter=False)
-    config = {**about.config, "trainer": {**about.config["trainer"], "algorithm": "sft"}}
-    text = card(replace(about, config=config))
-    assert "4 steps of supervised fine-tuning on" in text
+def test_the_card_of_supervised_training_speaks_of_no_rewards() -> None:
+    config = Config.model_validate({"trainer": {"algorithm": "sft"}, "data": {"path": "me/answers"}})
+    text = card(config, "me/sums", 4, "float32", adapter=False)
+    assert "4 steps of supervised fine-tuning on me/answers" in text
     assert "reinforcement" not in text
-    assert "Reward of training samples" not in text
-
-
-def test_settings_without_folders_keep_texts_that_only_look_like_paths() -> None:
-    folder = "/home/me/secret"
-    given = {
-        "model": f"{folder}/m",
-        "args": {"command": f"check --rows={folder}/rows.jsonl", "json": f'{{"model": "{folder}/m"}}'},
-        "url": "https://host/a/b",
-        "system": "/no_think",
-        "tag": "<a></a><b></b>",
-        "spaced": "/home/my files/x.jsonl",
-    }
-    assert public(given) == {
-        **given,
-        "model": "m",
-        "args": {"command": "check --rows=rows.jsonl", "json": '{"model": "m"}'},
-        "spaced": "x.jsonl",
-    }
 
 
 def test_an_adapter_names_its_model_without_the_folder(tmp_path: Path) -> None:
