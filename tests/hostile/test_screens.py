@@ -20,8 +20,6 @@ from rhymed.show.dashboard.prometheus import exposition
 from rhymed.show.top import plain
 from rhymed.show.top.screen import glance, paint
 from rhymed.show.top.state import UiState
-from rhymed.start.api import display
-from rhymed.start.api.display import Progress
 from rhymed.start.launch.screen import Screen, phases
 from rhymed_workers.reward.outcome import Outcome, combine
 from rhymed_workers.reward.scorers.result import Verdict
@@ -77,15 +75,7 @@ SCREENS: dict[str, Callable[[Queues], str]] = {
     "rhymed run, phases": lambda found: phases(found.workers, []),
     "rhymed top": lambda found: "\n".join(str(row.plain) for row in paint(make_ui(found), 160, 48, NOW).lines),
     "/metrics": lambda found: exposition(found).decode(),
-    "notebook": lambda found: _notebook(found),
-    "notebook, plain": lambda found: _notebook(found, plain=True),
 }
-
-
-def _notebook(found: Queues, *, plain: bool = False) -> str:
-    progress = Progress()
-    progress.see(found)
-    return display.plain(progress) if plain else display.page(progress, 3.0)
 
 
 @pytest.mark.parametrize("screen", SCREENS)

@@ -25,7 +25,6 @@ from rhymed.core.errors import RhymedError, RunFailed, by_name
 from rhymed.start.api.display import Display
 from rhymed.start.launch.events import AnyEvent, Ended, Failed, Started
 
-TICK_S = 1.0  # without an event
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit statuses of a run that was interrupted
 
 
@@ -64,11 +63,7 @@ class Child:
         outcome, status, over = Outcome(), None, False
         while not over:
             try:
-                try:
-                    event = self._events.get(timeout=TICK_S)
-                except queue.Empty:
-                    display.tick()
-                    continue
+                event = self._events.get()
                 over = event is None
                 if isinstance(event, Started):
                     outcome.folder = Path(event.folder)

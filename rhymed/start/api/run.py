@@ -281,7 +281,7 @@ def train(
         argument; or `"file.py:a,b"`. See docs/agents.md.
     environment_factory: a class of environments as TRL's, or as SkyRL-Gym's BaseTextEnv; or `"file.py:Class"`.
     resume: a run, or its folder, to continue; `settings` may change what does not belong to its identity.
-    progress: False: nothing is printed; else in place in a terminal or a notebook.
+    progress: False: nothing is printed; else in place in a terminal, and one line per step in a notebook.
     settings: any key of docs/config.md, later than file and environment: `lr=1e-5`, `trainer={"lr": 1e-5}` or
         `**{"trainer.lr": 1e-5}`. A key of another section than trainer, rollout and run needs its section.
 

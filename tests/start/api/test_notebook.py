@@ -28,7 +28,8 @@ def test_the_example_notebook_trains_and_shows_tables(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     (history,) = [cell for cell in notebook.cells if "run.history" in cell.source]
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    trained = [output for output in cell.outputs if "text/html" in output.get("data", {})]
-    assert "finished" in trained[0]["data"]["text/html"]
+    lines = "".join(output.text for output in cell.outputs if output.output_type == "stream").splitlines()
+    assert [line for line in lines if line.startswith("step ")], "the heading of the steps"
+    assert [line for line in lines if line.startswith("finished")]
     assert (tmp_path / "runs/notebook/summary.json").is_file()
     assert "reward" in history.outputs[-1]["data"]["text/html"]
