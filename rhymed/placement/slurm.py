@@ -241,14 +241,26 @@ def submission(planned: Sequence[Job], config: Config, options: Options) -> str:
         f"# Submits the run. To end it: scancel --name={names}",
         "set -e",
         f"cd {folder}",
+        f'if [ -n "$(squeue --noheader --user="$(id -un)" --states=PENDING,RUNNING --name={quoted(names)})" ]; then',
+        '  echo "the run is in the queue already: end it by scancel, or give this one another run.name" >&2',
+        "  exit 1",
+        "fi",
         "rm -rf head ended failed # of an earlier start",
+        "ids=",
+        "trap '[ -z \"$ids\" ] || scancel $ids' EXIT # a job is refused: none of the run is left",
+        "trap 'exit 1' INT TERM",
         f"job=$(sbatch --parsable {HEAD}.sbatch)",
         f'echo "$job {HEAD}"',
         "head=${job%%;*}",
+        "ids=$head",
     ]
     for job in planned[1:]:
-        lines += [f"job=$(sbatch --parsable --dependency=after:$head {job.name}.sbatch)", f'echo "$job {job.name}"']
-    return "\n".join(lines) + "\n"
+        lines += [
+            f"job=$(sbatch --parsable --dependency=after:$head {job.name}.sbatch)",
+            f'echo "$job {job.name}"',
+            'ids="$ids ${job%%;*}"',
+        ]
+    return "\n".join([*lines, "trap - EXIT"]) + "\n"
 
 
 # Functions of Slurm's batch scripts, for bash. They share a folder, `$FOLDER`, whose file `ended` ends the run.

@@ -1,7 +1,7 @@
 """`python -m tests.stress.slurm`: a run on a Slurm cluster whose jobs are cancelled and requeued, then an audit.
 
-The cluster is slurmctld and three slurmd on this machine (`tests.stress.cluster`). The run is what `rhymed launch
-slurm --submit` submits: a job for store, broker and uploader, one for the trainer, arrays of rollout and reward
+The cluster is slurmctld and three slurmd on this machine (`tests.stress.cluster`). The run is what `submit.sh` of
+`rhymed launch slurm` submits: a job for store, broker and uploader, one for the trainer, arrays of rollout and reward
 workers. In the middle of the run an element of the array is cancelled, one is requeued, a second head is submitted,
 the jobs of a node are preempted, an element is added, trainer and head are requeued, and a node goes down. The test
 passes when every sample was trained once, the bits are those of a calm run of `rhymed run`, and the copy in
@@ -26,6 +26,7 @@ from benchmarks.twins import compare_runs
 from rhymed.core.config.load import load_config
 from rhymed.core.errors import ConfigError
 from rhymed.core.run.layout import RunLayout, layout_of
+from rhymed.placement.slurm import SUBMIT
 from rhymed.records.history.compare.audit import audit
 from rhymed.records.history.folder import open_folder
 from rhymed.records.remote.backups import Backups
@@ -156,15 +157,15 @@ def _joins(where: RunLayout) -> int:
 
 def _launch(cluster: Cluster, file: Path, scripts: Path) -> dict[str, str]:
     """Name of a job -> its id."""
-    words = [sys.executable, "-m", "rhymed", "launch", "slurm", str(file), "--out", str(scripts), "--submit"]
+    words = [sys.executable, "-m", "rhymed", "launch", "slurm", str(file), "--out", str(scripts)]
     words += ["--sbatch", "rollout:--exclude=n0"]  # the node of the head
     words += ["--first-port", f"{_four_ports()}"]
     done = subprocess.run(words, env=cluster.environ, cwd=file.parent, capture_output=True, text=True, timeout=END_S)
     if done.returncode:
         raise ConfigError(f"rhymed launch: {done.stderr.strip()}")
-    submitted = [line.split() for line in done.stdout.splitlines() if line.startswith("job ")]
-    print("\n".join(" ".join(words) for words in submitted), flush=True)
-    return {name: number for _, number, name in submitted}
+    submitted = cluster.call("sh", str(scripts / SUBMIT))
+    print(submitted, flush=True)
+    return {name: number for number, name in map(str.split, submitted.splitlines())}
 
 
 def _four_ports() -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rhymed.core.errors import ConfigError
 from rhymed.core.output import show
+from rhymed.core.text import quoted
 from rhymed.start.cli.options import add_config, add_examples, make_parser, read_config
 
 if TYPE_CHECKING:
@@ -20,14 +21,13 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_examples(parser, "rhymed launch slurm my.toml --partition gpu --submit")
+    add_examples(parser, "rhymed launch slurm my.toml --partition gpu", "sh my-slurm/submit.sh")
     engines = parser.add_subparsers(dest="engine", required=True, metavar="ENGINE")
-    slurm = make_parser(engines, "slurm", "write batch scripts, print them, and submit them with --submit", _slurm)
+    slurm = make_parser(engines, "slurm", "write batch scripts, and submit.sh, which submits them", _slurm)
     add_config(slurm)
     slurm.add_argument("--out", type=Path, metavar="FOLDER", help="write the files there (default: NAME-slurm)")
     slurm.add_argument("--force", action="store_true", help="overwrite files that exist with other contents")
     slurm.add_argument("--cpu", action="store_true", help="engines and trainer compute on processors")
-    slurm.add_argument("--submit", action="store_true", help="submit the jobs")
     slurm.add_argument("--partition", default="", metavar="NAME", help="of all jobs (default: the cluster's)")
     slurm.add_argument("--cpu-partition", default="", metavar="NAME", help="of jobs that need no GPU")
     slurm.add_argument("--time", default="", metavar="TIME", help="limit of each job, e.g. 1-12:00:00")
@@ -60,9 +60,8 @@ def _check(config: Config, *, same_files: bool) -> None:
 
 def _slurm(arguments: argparse.Namespace) -> int:
     config = read_config(arguments)
-    from rhymed.core.run.layout import layout_of
-    from rhymed.placement import submit
-    from rhymed.placement.slurm import CONFIG, SUBMIT, job_name, jobs, scripts
+    from rhymed.placement.files import all_keys, split_keys, write
+    from rhymed.placement.slurm import CONFIG, SUBMIT, jobs, scripts
 
     options = _slurm_options(arguments, config.run.name)
     files, planned = scripts(config, options), jobs(config, gpus=options.gpus)
@@ -70,20 +69,12 @@ def _slurm(arguments: argparse.Namespace) -> int:
     for name, text in files.items():
         show(f"\n{'# ' + name:-<100}\n{text}", end="")
     show("")
-    for warning in submit.unshared((options.folder, layout_of(config).folder.parent)):
-        show(f"warning  {warning}")
-    written = submit.write(
-        options.folder, {**files, CONFIG: config.model_dump_json(indent=1) + "\n"}, force=arguments.force
-    )
+    written = write(options.folder, {**files, CONFIG: config.model_dump_json(indent=1) + "\n"}, force=arguments.force)
     seats = [seat for job in planned for seat in job.seats]
-    submit.split_keys(submit.all_keys(config, options.folder, seats), options.folder / "keys", seats)
+    split_keys(all_keys(config, options.folder, seats), options.folder / "keys", seats)
     for file in written:
         show(f"wrote    {file}")
-    if not arguments.submit:
-        show(f"next     rhymed launch slurm … --submit, or on the cluster: sh {options.folder / SUBMIT}")
-        return 0
-    for line in submit.submit(options, planned, [job_name(config, job.name) for job in planned]):
-        show(f"job      {line}")
+    show(f"next     on the cluster: sh {quoted(options.folder / SUBMIT)}")
     return 0
 
 
