@@ -21,7 +21,7 @@ import msgspec
 
 from rhymed.core.atomic import is_named
 from rhymed.core.lines import first_after
-from rhymed.core.text import clock, duration
+from rhymed.core.text import duration
 
 FILE, OLDER = "timeline.jsonl", "timeline.1.jsonl"
 LIMIT_BYTES = 32 << 20  # of each of the two
@@ -212,11 +212,6 @@ LATE_S = 5.0  # a record may be written this much later than one with a later ti
 class Times(NamedTuple):
     elapsed_s: float  # without the pauses of a run that was resumed
     eta_s: float | None  # until the last step is trained; None: not known, overdue, or nothing is left
-
-    @property
-    def phrase(self) -> str:
-        """`3:20 elapsed, about 12 min left`."""
-        return f"{clock(self.elapsed_s)} elapsed" + (f", {left}" if (left := self.left) else "")
 
     @property
     def left(self) -> str:
