@@ -120,7 +120,6 @@ def describe(config: Config, preview: Preview, training: Measured) -> Section:
     for tool in preview.about.tools:
         name = tool["function"]["name"]
         again = "; may be called again" if name in preview.about.idempotent else ""
-        again = "; pure" if name in preview.about.pure else again
         section.add(name, _described(tool["function"]) + again)
     section.add("turns", f"at most {settings.max_turns} (environment.max_turns)")
     section.add("at once", f"{preview.slots} samples of each of {settings.workers} workers")

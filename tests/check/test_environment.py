@@ -110,7 +110,9 @@ def test_tools_of_mcp_servers_are_listed_or_it_is_said_why_not(make: Any, tmp_pa
     assert report.errors == []
     rows = shown(report)
     assert rows["code"] == f"{sys.executable} {tmp_path / 'server.py'}: tools that all samples share"
-    assert rows["add"] == "(left: integer, right: integer = ...) Adds two numbers.\n  left: \n  right: ; pure"
+    assert rows["add"] == (
+        "(left: integer, right: integer = ...) Adds two numbers.\n  left: \n  right: ; may be called again"
+    )
     assert rows["variable"].endswith("; may be called again")
     assert rows["misbehave"].startswith("(how: string) Does what it should not.")
     (error,) = full_check(with_server("/no/such/server"), generate=False).errors

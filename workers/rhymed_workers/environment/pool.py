@@ -75,10 +75,6 @@ class Environments:
         return set(self.about.idempotent)
 
     @property
-    def pure(self) -> set[str]:
-        return set(self.about.pure)
-
-    @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes if process.usable]
 

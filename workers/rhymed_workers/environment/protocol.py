@@ -105,9 +105,6 @@ class Ready(msgspec.Struct, frozen=True):
     kind: Kind = "tools"
     tools: list[dict[str, Any]] = []  # JSON schemas, as in OpenAI's API
     idempotent: list[str] = []  # tools that may be called again if a call was interrupted
-    pure: list[
-        str
-    ] = []  # tools whose calls change nothing; of an environment all, STEP of one that reads text, or none
     awaits: bool = False  # some of its functions are async: many samples may wait for them at once
     error: str = ""  # the user's code cannot be loaded
 

@@ -1,7 +1,5 @@
 """Generates a sample to its end under weights that its step allows; tokens of older weights are verified.
 
-Where an environment is pure, a turn that waits is written on after (`ahead`).
-
 Noise is a function of sample and position, so tokens that were generated under older weights, or by another worker,
 mostly come out again, several per forward pass: they are handed to the engine as `Task.carried`. Invariant: an output
 that leaves here has no token of weights older than the staleness contract allows. Knows neither broker nor messages.
@@ -19,7 +17,6 @@ from numpy.typing import NDArray
 from rhymed.core.messages import SampleId
 from rhymed.core.steps import window
 from rhymed_workers.engines.base import Engine, Output, Sampling, Task, turn_seed
-from rhymed_workers.rollout.ahead import Guess, TurnsAhead
 from rhymed_workers.sessions.record import common
 
 
@@ -67,12 +64,9 @@ class Generation:
         max_staleness: int,
         read_partial: Callable[[SampleId], Awaitable[Sequence[int]]],
         report_parked: Callable[[SampleId], Awaitable[None]],
-        ahead: TurnsAhead | None = None,
     ) -> None:
         self._engine, self._sampling, self._max_staleness = engine, sampling, max_staleness
         self._read_partial, self._report_parked = read_partial, report_parked
-        self._ahead = ahead
-        self._guessed: dict[SampleId, int] = {}  # of what is written after a turn that waits: the oldest weights
         self._changed = asyncio.Condition()  # weights were loaded, or a sample was cancelled or released
 
     async def run(self, sample: ActiveSample) -> Output | None:
@@ -82,9 +76,6 @@ class Generation:
         if sample.prefix is not None:
             sampling = _of_turn(sample, sampling)
         carried = await self._read_partial(sample.id) if sample.has_partial else ()
-        if self._ahead is not None and sample.prefix is not None:
-            expected = self._ahead.take(sample.id, sample.prefix)
-            carried = carried if len(carried) else expected
         while not (sample.cancelled or sample.released):
             sample.saved = 0  # the store's tokens may be of other weights
             output = await self._engine.generate(Task(sample.id, sample.prompt, sampling, carried, sample.prefix))
@@ -98,7 +89,6 @@ class Generation:
             if len(output.tokens) > kept or not len(carried):  # else it was stopped during verification
                 carried = output.tokens.tolist()
             sample.stale_output = output
-            await self._write_on(sample, oldest, output)
             await self._wait_for_weights(sample, oldest)
             sample.stale_output = None
         return None if sample.cancelled else _unfinished(carried)
@@ -124,50 +114,13 @@ class Generation:
                 sample.interrupted = True
                 self._engine.cancel(sample.id)
 
-        for id in self._guessed:
-            self._engine.cancel(id)
-
     async def notify(self) -> None:
         """Weights were loaded, or a sample was cancelled or released: waiting samples check again."""
-        for id, oldest in self._guessed.items():
-            if self._engine.version >= oldest:
-                self._engine.cancel(id)
         async with self._changed:
             self._changed.notify_all()
 
     def _oldest(self, sample: ActiveSample) -> int:
         return window(sample.id.step, self._max_staleness)[0]
-
-    async def _write_on(self, sample: ActiveSample, oldest: int, output: Output) -> None:
-        """What comes after a turn that waits for weights, until they are there."""
-        prompt, prefix = sample.prompt, sample.prefix
-        if self._ahead is None or prompt is None or prefix is None or output.finish_reason != "stop":
-            return
-        sampling = self._sampling(sample.id)
-
-        async def write(response: list[int]) -> Output | None:
-            if self._engine.version >= oldest or sample.cancelled or sample.released:
-                return None
-            after = replace(sample, prefix=response)
-            self._guessed[sample.id] = oldest
-            try:
-                return await self._engine.generate(Task(sample.id, prompt, _of_turn(after, sampling), (), response))
-            finally:
-                del self._guessed[sample.id]
-
-        guess = Guess(prefix, output.tokens)
-        work = self._ahead.write(sample.id, sample.turn, guess, write, sampling.max_tokens, prompt)
-        writing, ready = asyncio.create_task(work), asyncio.create_task(self._until_ready(sample, oldest))
-        try:
-            await asyncio.wait({writing, ready}, return_when=asyncio.FIRST_COMPLETED)
-            if sample.id not in self._guessed:  # else the engine ends it
-                writing.cancel()  # a call of the copy may take long, and the sample does not need it
-            await asyncio.wait({writing})
-        finally:
-            writing.cancel()
-            ready.cancel()
-        if not writing.cancelled():
-            writing.result()
 
     async def _wait_for_weights(self, sample: ActiveSample, oldest: int) -> None:
         """Wait for weights that the sample's step allows. A complete response gives up its slot."""
@@ -176,15 +129,11 @@ class Generation:
         if sample.stale_output is not None and sample.stale_output.finish_reason != "abort":
             sample.parked = True
             await self._report_parked(sample.id)
-        await self._until_ready(sample, oldest)
-        sample.parked = False
-
-    async def _until_ready(self, sample: ActiveSample, oldest: int) -> None:
-        """The weights are there, or the sample does not need them any more."""
         async with self._changed:
             await self._changed.wait_for(
                 lambda: self._engine.version >= oldest or sample.cancelled or sample.released
             )
+        sample.parked = False
 
 
 def _of_turn(sample: ActiveSample, sampling: Sampling) -> Sampling:

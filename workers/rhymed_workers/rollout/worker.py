@@ -30,7 +30,6 @@ from rhymed.core.text import counted
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_workers.engines.base import Engine, sampling_for
 from rhymed_workers.engines.build import build_engine
-from rhymed_workers.rollout.ahead import TurnsAhead, turns_ahead
 from rhymed_workers.rollout.generation import ActiveSample, Generation
 from rhymed_workers.rollout.reports import Reporter
 from rhymed_workers.rollout.turns import PromptCache, Sessions, contexts, slots_of
@@ -225,8 +224,7 @@ class RolloutWorker(Worker):
         history = history_loader(self.config, self.store, engine.remember)
         if history is not None:
             self.closing.callback(history.close)
-        ahead = await self.closing.enter_async_context(turns_ahead(self.config, self._read_rows))
-        work = Generating(self, engine, fetcher, reading, history, ahead, timesheet)
+        work = Generating(self, engine, fetcher, reading, history, timesheet)
         self.begin(work)
         if colocated:  # who leaves has freed the GPU
             self.closing.push_async_callback(engine.close)
@@ -254,7 +252,6 @@ class Generating(Work):
         fetcher: Fetcher,
         reading: PromptCache | Sessions,
         history: HistoryLoader | None,
-        ahead: TurnsAhead | None,
         timesheet: Timesheet,
     ) -> None:
         super().__init__(worker)
@@ -267,7 +264,6 @@ class Generating(Work):
             config.schedule.max_staleness,
             self._read_partial,
             self._report_parked,
-            ahead,
         )
         self._weights = WeightLoader(
             self.name,

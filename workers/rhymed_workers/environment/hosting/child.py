@@ -143,7 +143,7 @@ def main() -> None:
         from rhymed_workers.environment.hosting.load import load_host
 
         host: Any = load_host(settings, runner)
-        ready = msgspec.msgpack.encode(Ready(host.kind, host.tools, host.idempotent, host.pure, host.awaits))
+        ready = msgspec.msgpack.encode(Ready(host.kind, host.tools, host.idempotent, host.awaits))
     except BaseException as error:  # whatever a module does when it is imported
         if os.getpid() == loader:
             put(answers, msgspec.msgpack.encode(Ready(error=str(error) or describe(error))))

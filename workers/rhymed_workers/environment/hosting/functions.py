@@ -26,7 +26,6 @@ from rhymed_workers.environment.hosting.tool import (
     Tool,
     encodable,
     explained,
-    is_pure,
     may_repeat,
     number_of,
     state_of,
@@ -51,7 +50,6 @@ class ToolsHost:
     def __init__(self, tools: Sequence[Tool], runner: Runner, setting: str) -> None:
         self.tools = [tool.schema for tool in tools]
         self.idempotent = [tool.name for tool in tools if tool.idempotent]
-        self.pure = [tool.name for tool in tools if tool.pure]
         self.awaits = any(is_async(tool.function) for tool in tools)
         self._tools = {tool.name: tool for tool in tools}
         self._caller, self._setting = Caller(runner), setting
@@ -86,15 +84,12 @@ class MethodsHost:
         self._runner, self._caller = runner, Caller(runner)
         self._common = {tool.name: tool for tool in tools}
         self._instances: dict[str, Any] = {}
-        self._file, found, states = "", dict(self._common), list[bool]()
+        self._file, found = "", dict(self._common)
         self.awaits = any(is_async(tool.function) for tool in tools)
         for factory in factories.values():
-            first = factory(**args)
-            states.append(is_pure(first))
-            found |= self._look_at(first)
+            found |= self._look_at(factory(**args))
         self.tools = [tool.schema for tool in found.values()]
         self.idempotent = [tool.name for tool in found.values() if tool.idempotent]
-        self.pure = list(found) if all([*states, *(tool.pure for tool in tools)]) else []
 
     def _look_at(self, first: Any) -> dict[str, Tool]:
         """The tools of an instance that is made for this."""

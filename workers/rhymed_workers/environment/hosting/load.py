@@ -25,7 +25,6 @@ from rhymed_workers.environment.hosting.tool import (
     Host,
     Tool,
     explained,
-    is_pure,
     number_of,
     state_of,
     text_of,
@@ -145,7 +144,6 @@ class TextHost:
     ) -> None:
         self.tools: list[dict[str, Any]] = []
         self.idempotent: list[str] = []
-        self.pure = [STEP] if is_pure(factory) else []
         self.awaits = any(is_async(getattr(factory, name)) for name in ("init", "step"))
         self._factory, self._args, self._setting = factory, args, setting
         self._max_turns, self._runner = max_turns, runner

@@ -162,20 +162,18 @@ class Server:
             yield await stack.enter_async_context(Client(transport))
 
     def _tool(self, listed: Listed) -> Tool:
-        """A tool that changes nothing may be called again, and is pure in a closed world."""
+        """A tool that changes nothing may be called again."""
         if not NAME.fullmatch(listed.name):
             why = "letters, digits and . _ - / : expected, at most 128"
             raise self._failed("its tools", f"the name {short(listed.name, QUOTED)}: {why}")
         hints = listed.annotations
-        reads = bool(hints and hints.read_only_hint)
-        again = reads or bool(hints and hints.idempotent_hint)
-        pure = reads and hints is not None and hints.open_world_hint is False
+        again = bool(hints and (hints.read_only_hint or hints.idempotent_hint))
 
         async def call(**arguments: Any) -> str:
             return await self._call(listed.name, arguments, again=again)
 
         about = {"name": listed.name, "description": listed.description or "", "parameters": listed.input_schema}
-        return Tool(listed.name, call, {"type": "function", "function": about}, idempotent=again, pure=pure)
+        return Tool(listed.name, call, {"type": "function", "function": about}, idempotent=again)
 
     async def _call(self, name: str, arguments: dict[str, Any], *, again: bool) -> str:
         """Raises `CallFailed`, and `EnvironmentFailed` where there is no server. A call that the end of the server

@@ -46,7 +46,7 @@ class RemoteHost:
 
     def __init__(self, action: Action, tools: list[dict[str, Any]], settings: Environment, runner: Runner) -> None:
         self.kind: Kind = "text" if action.kind == "text" else "methods"
-        self.tools, self.idempotent, self.pure = tools, list[str](), list[str]()
+        self.tools, self.idempotent = tools, list[str]()
         self._names = [str(tool["function"]["name"]) for tool in tools]
         self._action, self._settings, self._runner = action, settings, runner
         self._server = Server(settings.url)

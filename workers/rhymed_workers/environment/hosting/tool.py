@@ -68,7 +68,6 @@ class Tool:
     function: Callable[..., Any]
     schema: dict[str, Any]
     idempotent: bool = False
-    pure: bool = False
     result: Callable[[str, Any], Result] = trl_result  # (name, what it returned)
     error: Callable[[str, object], str] = trl_error  # (name, what it raised)
 
@@ -76,19 +75,12 @@ class Tool:
 def tool_of(function: Callable[..., Any], idempotent: bool = False) -> Tool:
     """As TRL takes it. Raises `EnvironmentFailed`."""
     schema = schema_of(function)
-    return Tool(
-        str(schema["function"]["name"]), function, schema, idempotent or may_repeat(function), is_pure(function)
-    )
+    return Tool(str(schema["function"]["name"]), function, schema, idempotent or may_repeat(function))
 
 
 def may_repeat(code: Any) -> bool:
     """Whether an interrupted call of it may be made again, as its author says."""
-    return bool(getattr(code, "idempotent", False)) or is_pure(code)
-
-
-def is_pure(code: Any) -> bool:
-    """Whether a call changes nothing outside of the sample, and always has the same answer, as its author says."""
-    return bool(getattr(code, "pure", False))
+    return bool(getattr(code, "idempotent", False))
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -155,7 +147,6 @@ class Host(Protocol):
     kind: Kind
     tools: list[dict[str, Any]]  # schemas
     idempotent: list[str]
-    pure: list[str]  # as in `Ready`
     awaits: bool
 
     async def open(self, request: Open) -> tuple[Chat, list[str]]:

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from rhymed.core.errors import EnvironmentFailed
-from rhymed_workers.environment.hosting.tool import Result, Tool, is_pure, may_repeat, schema_of, words_of
+from rhymed_workers.environment.hosting.tool import Result, Tool, may_repeat, schema_of, words_of
 
 MODULE, SCHEMAS, BASE = "verl.tools.function_tool", "verl.tools.schemas", "verl.tools.base_tool"
 
@@ -105,8 +105,7 @@ def registered(function: Any) -> Tool | None:
         given = schema_of(function)
         given = {**given, "function": {**given["function"], "name": entry.name}}
     schema = given if isinstance(given, dict) else given.model_dump(exclude_unset=True, exclude_none=True)
-    repeat, pure = may_repeat(function), is_pure(function)
-    return Tool(entry.name, function, schema, repeat, pure, verl_result, verl_error)
+    return Tool(entry.name, function, schema, may_repeat(function), verl_result, verl_error)
 
 
 def verl_result(name: str, result: Any) -> Result:
