@@ -50,7 +50,7 @@ class Part(NamedTuple):
 PARTS = {
     "facts": Part("machine and packages, and whether each component works alone", 45, "benchmarks.gpu.facts:facts"),
     "sampler": Part(
-        "keyed sampling: kernels, torch operations, vLLM's sampling; tokens equal to the CPU sampler's",
+        "keyed sampling: kernels, vLLM's sampling; tokens equal to the CPU sampler's",
         40,
         "benchmarks.sampling.gpu:record",
     ),

@@ -1,4 +1,4 @@
-"""Keyed sampling on a GPU: the kernels, torch operations, and what vLLM's first model runner does, in turns.
+"""Keyed sampling on a GPU: the kernels, and what vLLM's first model runner does, in turns.
 
 Each cell is a step: logits [rows, vocabulary] in bfloat16, requests with 8 drafts of which half are right (one row
 per request where there are fewer than 18 rows), temperature 1, log-probs of the sampled tokens. `kernels` is one step
@@ -50,7 +50,6 @@ def cell(count: int, vocabulary: int, device: str, turns: int) -> dict[str, Any]
     """One size. `scratch_mib`: memory of a step besides its logits. `equal` of `compared` tokens are the CPU's."""
     import torch
 
-    from rhymed.histospec.sampling import device as operations
     from rhymed.histospec.sampling import fused
     from rhymed.histospec.sampling.transfer import fetch
 
@@ -67,7 +66,6 @@ def cell(count: int, vocabulary: int, device: str, turns: int) -> dict[str, Any]
 
     ways: dict[str, Callable[[], Any]] = {
         "kernels": kernels,
-        "torch": lambda: fetch(operations.verify(about, z, drafted, True)),
         "vllm": lambda: fetch(_vllm(z)),
     }
     tokens = kernels()[0].numpy()[: len(right), : right.shape[1]]

@@ -31,7 +31,7 @@ def test_a_cell_compares_three_ways_and_counts_equal_tokens() -> None:
     one, several = json.loads(done.stdout)
     assert (one["equal"], one["compared"]) == (1, 1)
     assert several["equal"] == several["compared"] >= 2 * 5  # half of the drafts are right, and one token more
-    assert all(several[f"{way}_us"] > 0 for way in ("kernels", "launched", "torch", "vllm"))
+    assert all(several[f"{way}_us"] > 0 for way in ("kernels", "launched", "vllm"))
 
 
 @pytest.mark.parametrize("gpu_here", [False, True])

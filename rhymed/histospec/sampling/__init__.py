@@ -1,1 +1,1 @@
-"""Position-keyed sampling: on a CPU, by Triton kernels on a GPU, on any torch device."""
+"""Position-keyed sampling: on a CPU, and by Triton kernels on a GPU."""

@@ -19,7 +19,7 @@ The definition, in words of 32 and 64 bits that wrap around; positions and token
 a small h is a large g: the tail that decides is the one with resolution (g < 23).
 
 This module is the reference in numpy: slow, and meant to be read. `cpu` computes the same with numba, `kernels` with
-Triton, `device` with torch.
+Triton.
 """
 
 from __future__ import annotations

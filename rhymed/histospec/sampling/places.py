@@ -1,11 +1,11 @@
-"""Where a batch is sampled: on a CPU by `cpu`, on a GPU by the kernels, on other devices by torch operations."""
+"""Where a batch is sampled: on a CPU by `cpu`, on a GPU by the kernels, which need Triton."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from rhymed.histospec.sampling import cpu, device, fused
+from rhymed.histospec.sampling import cpu, fused
 from rhymed.histospec.sampling.cpu import ThreadTeam
 from rhymed.histospec.sampling.transfer import fetch
 
@@ -33,8 +33,9 @@ def verify(
         rows = rows if made is None else rows._replace(drafts=made)
         tokens, logprobs = cpu.verify(rows, want_logprobs, threads, width)
         return torch.from_numpy(tokens), torch.from_numpy(logprobs)
-    verify = fused.verify if fused.runs_on(logits_NV.device.type) else device.verify
-    both = verify(rows, logits_NV, drafts, want_logprobs, width=width)
+    if not fused.runs_on(kind := logits_NV.device.type):  # vLLM's profiling run ends here, and so the engine
+        raise RuntimeError(f"keyed sampling on {kind} needs Triton: install it, or do without keyed sampling")
+    both = fused.verify(rows, logits_NV, drafts, want_logprobs, width=width)
     both = fetch(both) if host else both
     return both[0], both[1].view(torch.float32)
 
@@ -44,12 +45,10 @@ def draw(
 ) -> torch.Tensor:
     """A token of each row, int64 [N]; nothing waits. `z_NV`: processed logits, already divided by the temperature.
     `pos_N`: of the row's input token. `keys` (words of 64 bits as int64), `temperatures`: of slots."""
-    if fused.runs_on(z_NV.device.type) and not on_cpu(z_NV):
+    if not on_cpu(z_NV):
         return fused.draw(z_NV, slot_N, pos_N, keys, temperatures)
     slot_N = slot_N.long()
     key_N, scale_N, position_N = keys[slot_N], (temperatures[slot_N] != 0).float(), pos_N.long() + 1
-    if not on_cpu(z_NV):
-        return device.draw(z_NV.float(), key_N, position_N, scale_N, False)[0]
     rows = cpu.Rows(
         z_NV.float().contiguous().numpy(),
         np.arange(len(slot_N) + 1),

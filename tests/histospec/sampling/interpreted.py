@@ -17,8 +17,9 @@ warnings.simplefilter("ignore")  # numpy's, of what is no number
 import numpy as np
 import torch
 
-from rhymed.histospec.sampling import cpu, device, fused, kernels, noise
-from tests.histospec.sampling.test_device import case
+from rhymed.histospec.sampling import cpu, fused, kernels, noise
+from tests.histospec.sampling import operations
+from tests.histospec.sampling.test_operations import case
 
 
 def differing(rows: cpu.Rows, *, kind=torch.float32, block=128, tile=256, logprobs=True) -> dict[str, float]:
@@ -126,7 +127,7 @@ def slots() -> dict[str, int]:
     expected = places.draw(z_NV, slot_N, pos_N, keys, temperatures)
     made = fused.draw(z_NV, slot_N, pos_N, keys, temperatures, block=128, tile=256)
     key_N, scale_N = keys[slot_N.long()], (temperatures[slot_N.long()] != 0).float()
-    other, _ = device.draw(z_NV, key_N, pos_N + 1, scale_N, False)
+    other, _ = operations.draw(z_NV, key_N, pos_N + 1, scale_N, False)
     return {"drawn": count, "differ": int((made != expected).sum()), "torch": int((other != expected).sum())}
 
 

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm import SamplingParams
 
 from rhymed.histospec import plugin
-from rhymed.histospec.sampling import places
+from rhymed.histospec.sampling import fused, places
+from tests.histospec.sampling import operations
 from tests.histospec.sampling.test_sampler import attached, mixed, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's and torch's own
@@ -21,8 +22,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's and torch's own
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    """What an accelerator without Triton does, here on the CPU."""
+    """What an accelerator does, here on the CPU: operations of torch stand for its kernels."""
+    take(monkeypatch)
+
+
+def take(monkeypatch):
     monkeypatch.setattr(places, "on_cpu", lambda logits: False)
+    monkeypatch.setattr(fused, "runs_on", lambda kind: True)
+    monkeypatch.setattr(fused, "verify", operations.verify)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -30,7 +37,7 @@ def test_logits_on_an_accelerator_give_the_same(monkeypatch, asynchronous):
     x, drafts = rows(27 * 3), [[7, 7], [5]] * 13 + [[]]
     x = x[: sum(len(draft) + 1 for draft in drafts)]
     expected = attached(mixed(27)).verify(x.clone(), drafts)
-    monkeypatch.setattr(places, "on_cpu", lambda logits: False)
+    take(monkeypatch)
     runner = attached(mixed(27))
     runner.use_async_scheduling = asynchronous
     made = runner.verify(x.clone(), drafts)
@@ -41,6 +48,12 @@ def test_logits_on_an_accelerator_give_the_same(monkeypatch, asynchronous):
     words = [made.selected_token_ranks.to(torch.int32).view(torch.float32) for made in (ours, kernels)]
     torch.testing.assert_close(*words, rtol=0, atol=5e-6)
     assert 0.2 < (words[0] < 0).float().mean() < 0.8, "floors of some, and of others none"
+
+
+def test_without_triton_a_device_is_refused_in_one_sentence(accelerator, monkeypatch):
+    monkeypatch.setattr(fused, "runs_on", lambda kind: False)
+    with pytest.raises(RuntimeError, match="keyed sampling on cpu needs Triton: install it"):
+        attached(mixed(3)).plain(rows(3))
 
 
 class Waits(TorchDispatchMode):

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rhymed.histospec.sampling import cpu, fused, places
-from tests.histospec.sampling.test_device import case
+from tests.histospec.sampling.test_operations import case
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install --no-deps triton)"

@@ -1,4 +1,4 @@
-"""The torch version of keyed sampling against the compiled one."""
+"""Torch operations for keyed sampling against the compiled sampler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rhymed.histospec.sampling import cpu, noise
 
 torch = pytest.importorskip("torch")
 
-from rhymed.histospec.sampling import device
+from tests.histospec.sampling import operations
 
 
 def case(seed=0, vocabulary=997):
@@ -33,13 +33,13 @@ def case(seed=0, vocabulary=997):
 def test_equals_the_kernels(place, monkeypatch):
     if place == "cuda" and not torch.cuda.is_available():
         pytest.skip("no accelerator")
-    monkeypatch.setattr(device, "PART", 8 * 997)  # several parts
+    monkeypatch.setattr(operations, "PART", 8 * 997)  # several parts
     for seed in range(5):
         rows = case(seed)
         tokens, logprobs = cpu.verify(rows, True)
         x = torch.from_numpy(rows.logits_NV).to(place)
         drafts = torch.from_numpy(rows.drafts).to(place)
-        made = device.verify(rows._replace(logits_NV=np.empty((0, 0), np.float32)), x, drafts, True).cpu()
+        made = operations.verify(rows._replace(logits_NV=np.empty((0, 0), np.float32)), x, drafts, True).cpu()
         assert (made[0].numpy() == tokens).all()
         assert made.dtype == torch.int32
         assert made[1].view(torch.float32).numpy() == pytest.approx(logprobs, abs=1e-5)
@@ -47,7 +47,8 @@ def test_equals_the_kernels(place, monkeypatch):
 
 def test_noise_is_the_references():
     keys, positions = [0, 5, 2**63 + 1, 2**64 - 1], [0, 1, 2**31, 77]
-    made = device.gumbel(torch.from_numpy(np.array(keys, np.uint64).view(np.int64)), torch.tensor(positions), 5000)
+    words = torch.from_numpy(np.array(keys, np.uint64).view(np.int64))
+    made = operations.gumbel(words, torch.tensor(positions), 5000)
     for row, key, position in zip(made.numpy(), keys, positions, strict=True):
         assert row == pytest.approx(noise.gumbel(key, position, 5000), rel=1e-12, abs=1e-12)
 
@@ -65,4 +66,4 @@ def test_what_is_no_number_never_wins():
         np.arange(3),
         np.ones(3, np.float32),
     )
-    assert device.verify(rows, x, None, False)[0].flatten().tolist() == [0, 0, 0]
+    assert operations.verify(rows, x, None, False)[0].flatten().tolist() == [0, 0, 0]

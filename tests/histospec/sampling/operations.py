@@ -1,4 +1,4 @@
-"""Keyed sampling with torch operations, for devices without Triton: the definition of `noise`, the results of `cpu`.
+"""Keyed sampling with torch operations, on any device: a third form of the definition, which tests compare.
 
 Words of 32 and 64 bits are in int64 tensors, whose products wrap around as the definition's do. All rows are sampled,
 even those after a wrong draft: finding out which these are would wait for the device.
