@@ -11,11 +11,13 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rhymed.core.config import Dataset
 from rhymed.core.errors import ConfigError
 from rhymed.inputs.rows import Row
+
+if TYPE_CHECKING:
+    from rhymed.core.config import Dataset
 
 SEED_STRIDE = 1_000_003
 """reasoning_gym generates entry i from seed + i: adjacent seeds would share all prompts but one."""

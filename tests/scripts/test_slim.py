@@ -72,6 +72,19 @@ print(*large & sys.modules.keys())
 
 
 @pytest.mark.parametrize(
+    ("module", "loader"),
+    [
+        ("rhymed_workers.reward.child", "rhymed_workers.reward.scorers.load"),
+        ("rhymed_workers.environment.hosting.child", "rhymed_workers.environment.hosting.load"),
+    ],
+)
+def test_a_process_in_a_jail_imports_no_classes_of_settings(module: str, loader: str) -> None:
+    """They would take most of the processor time of its start."""
+    program = f"import sys, {module}, {loader}; print(*sys.modules.keys() & {{'pydantic', 'rhymed.core.config'}})"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60).split() == []
+
+
+@pytest.mark.parametrize(
     "module", ["rhymed_workers.sandbox.jail", "rhymed_workers.sessions.child", "rhymed_workers.sandbox.limits"]
 )
 def test_what_starts_for_each_sample_needs_the_standard_library_alone(module: str) -> None:

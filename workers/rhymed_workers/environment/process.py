@@ -22,6 +22,7 @@ from rhymed.core.errors import DataError, EnvironmentFailed, EnvironmentLost, En
 from rhymed.core.tasks import watched
 from rhymed_workers.environment.protocol import MOST_BYTES, Answer, Moved, Phase, Place, Ready, Reply, Request, Where
 from rhymed_workers.sandbox.jailed import TRACEBACK_S, Jailed, ProcessEnded, spawn
+from rhymed_workers.sandbox.plain import packed
 from rhymed_workers.sandbox.usercode import hung_at
 
 log = logging.getLogger(__name__)
@@ -104,9 +105,10 @@ class EnvironmentProcess(Jailed):
         return started
 
     async def _load(self, config: Config, deadline_s: float) -> None:
+        limits = {"file_mib": config.reward.file_mib, "open_files": config.reward.open_files}
         try:
             async with asyncio.timeout(deadline_s):
-                await self.write(config.model_dump_json().encode())
+                await self.write(packed(settings=config.environment, **limits))
                 self.ready = msgspec.msgpack.decode(await self.read(), type=Ready)
         except TimeoutError:
             raise EnvironmentFailed(f"{self._what} was not loaded within {deadline_s:g} s") from None

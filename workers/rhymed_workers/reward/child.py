@@ -1,7 +1,7 @@
 """The scoring process: loads the scorers, then does one piece of work after another until its pool closes the pipe.
 
 The pool (rhymed_workers.reward.process) and this process exchange frames of four length bytes and a MessagePack body
-over two pipes that user code does not see (its stdout is stderr). The first frame down is the configuration (JSON),
+over two pipes that user code does not see (its stdout is stderr). The first frame down is the settings (JSON),
 the first one up is `Ready`. Then each `Work` names one scorer and gets an `Answer` with its verdicts, so the pool
 knows which scorer hangs; at SIGUSR1 the process writes its traceback as plain text. Scorers run in the main thread,
 the only one in which `signal.alarm` works. The limits of one process are set here, those of all in the jail
@@ -22,17 +22,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rhymed.core.config import Config, Reward
 from rhymed.core.errors import NotPlayed, RewardError, RowUnsuitable
 from rhymed.inputs.rows import Row
 from rhymed_workers.reward.scorers.result import Verdict
-from rhymed_workers.reward.scorers.setting import Response
+from rhymed_workers.reward.scorers.setting import Response, Setting
 from rhymed_workers.sandbox import linux
 from rhymed_workers.sandbox.cleanup import Cleanup
 from rhymed_workers.sandbox.frames import claim_pipes, get, limit, put
+from rhymed_workers.sandbox.plain import unpacked
 from rhymed_workers.sandbox.usercode import ERROR_CHARS, describe, overrun
 
 if TYPE_CHECKING:
+    from rhymed.core.config import Reward
     from rhymed_workers.reward.scorers.load import RewardFunction
 
 
@@ -80,21 +81,24 @@ def main() -> None:
     """Load the scorers, then answer items until the pool closes the pipe."""
     requests, answers = claim_pipes()
     faulthandler.register(signal.SIGUSR1, file=answers, all_threads=False)
-    config = Config.model_validate_json(get(requests) or b"{}")
-    limit(resource.RLIMIT_DATA, config.reward.memory_gib * (1 << 30))  # before user code is imported
+    if (body := get(requests)) is None:
+        return
+    given = unpacked(body)
+    limits: Reward = given["limits"]
+    limit(resource.RLIMIT_DATA, limits.memory_gib * (1 << 30))  # before user code is imported
     try:
-        from rhymed_workers.reward.scorers.load import load_scorers
+        from rhymed_workers.reward.scorers.load import load_scorer
 
-        functions = list(load_scorers(config).values())
+        functions = [load_scorer(Setting(**setting)) for setting in given["settings"]]
         notes = [function.note for function in functions if function.note]
         warnings = [function.warning for function in functions if function.warning]
     except BaseException as error:
-        reason = overrun(error, config.reward, crowded=False)
+        reason = overrun(error, limits, crowded=False)
         text = f"{_in_words(error)}: {reason}" if reason else _in_words(error)
         put(answers, msgspec.msgpack.encode(Ready(error=text)))
         return
-    limit(resource.RLIMIT_FSIZE, config.reward.file_mib << 20)
-    limit(resource.RLIMIT_NOFILE, config.reward.open_files)
+    limit(resource.RLIMIT_FSIZE, limits.file_mib << 20)
+    limit(resource.RLIMIT_NOFILE, limits.open_files)
     cleanup = Cleanup()
     whole = [place for place, function in enumerate(functions) if function.whole]
     calls = [function.call for function in functions]
@@ -102,7 +106,7 @@ def main() -> None:
     while (body := get(requests)) is not None:
         cleanup.end_wait()
         work = msgspec.msgpack.decode(body, type=Work)
-        answer = Answer(work.number, _judge(functions[work.scorer], work, config.reward), cleanup.run())
+        answer = Answer(work.number, _judge(functions[work.scorer], work, limits), cleanup.run())
         faulthandler.register(signal.SIGUSR1, file=answers, all_threads=False)
         put(answers, msgspec.msgpack.encode(answer))
         cleanup.begin_wait()

@@ -19,10 +19,12 @@ from rhymed.core.config import Config
 from rhymed.core.errors import RewardError, ScorerKilled
 from rhymed_workers.reward.child import Answer, Item, Ready, Work
 from rhymed_workers.reward.scorers.builtin import LATE_BY_RESPONSE
+from rhymed_workers.reward.scorers.load import settings_of
 from rhymed_workers.reward.scorers.result import FAULT, Verdict
 from rhymed_workers.sandbox import linux
 from rhymed_workers.sandbox.cleanup import cpu_s
 from rhymed_workers.sandbox.jailed import MAX_FRAME, Jailed, ProcessEnded, spawn
+from rhymed_workers.sandbox.plain import packed
 from rhymed_workers.sandbox.usercode import hung_at
 
 log = logging.getLogger(__name__)
@@ -71,9 +73,10 @@ class ScoringProcess(Jailed):
 
     async def _load(self, config: Config, deadline_s: float) -> None:
         names = ", ".join(scorer.scorer for scorer in self._scorers)
+        settings = [vars(setting) for setting in settings_of(config)]
         try:
             async with asyncio.timeout(deadline_s):
-                await self.write(config.model_dump_json().encode())
+                await self.write(packed(limits=config.reward, settings=settings))
                 ready = msgspec.msgpack.decode(await self.read(), type=Ready)
         except TimeoutError:
             raise RewardError(f"scorer {names} was not loaded within {deadline_s:g} s") from None

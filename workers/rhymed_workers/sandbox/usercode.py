@@ -16,11 +16,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rhymed.core.config import Reward
 from rhymed.core.errors import RewardError
 from rhymed.core.text import short
+
+if TYPE_CHECKING:
+    from rhymed.core.config import Reward
 
 ERROR_CHARS = 2000
 

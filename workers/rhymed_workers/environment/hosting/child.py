@@ -10,11 +10,10 @@ import contextlib
 import os
 import resource
 import threading
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from rhymed.core.config import Config
 from rhymed.core.errors import RowUnsuitable
 from rhymed.core.tasks import watched
 from rhymed_workers.environment.hosting.runner import REQUEST, Exited, Runner
@@ -36,7 +35,11 @@ from rhymed_workers.environment.protocol import (
 from rhymed_workers.sandbox.cleanup import Cleanup
 from rhymed_workers.sandbox.frames import claim_pipes, get, limit, put
 from rhymed_workers.sandbox.init import redirect_to_null
+from rhymed_workers.sandbox.plain import unpacked
 from rhymed_workers.sandbox.usercode import ERROR_CHARS, describe
+
+if TYPE_CHECKING:
+    from rhymed.core.config import Environment
 
 # Answers the requests of the pool, as many at once as there are, with the user's code.
 #
@@ -126,8 +129,10 @@ class Serving:
 
 def main() -> None:
     requests, answers = claim_pipes()
-    config = Config.model_validate_json(get(requests) or b"{}")
-    settings = config.environment
+    if (body := get(requests)) is None:
+        return
+    given = unpacked(body)
+    settings: Environment = given["settings"]
     limit(resource.RLIMIT_DATA, settings.memory_gib * (1 << 30))  # before user code is imported
     serving, cleanup = Serving(requests, answers), list[Cleanup]()
 
@@ -150,8 +155,8 @@ def main() -> None:
         return
     if os.getpid() != loader:  # a child that a module forked when it was imported
         return
-    limit(resource.RLIMIT_FSIZE, config.reward.file_mib << 20)
-    limit(resource.RLIMIT_NOFILE, config.reward.open_files)
+    limit(resource.RLIMIT_FSIZE, given["file_mib"] << 20)
+    limit(resource.RLIMIT_NOFILE, given["open_files"])
     cleanup.append(Cleanup())
     put(answers, ready)
     serving.run(host, runner)

@@ -13,9 +13,8 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rhymed.core.config import Environment
 from rhymed.core.errors import EnvironmentFailed, RewardError
 from rhymed.core.messages import Call
 from rhymed.inputs.chats import Chat
@@ -33,6 +32,9 @@ from rhymed_workers.environment.hosting.tool import (
 from rhymed_workers.environment.hosting.verl import registered, stand_in
 from rhymed_workers.environment.protocol import STEP, Kind, Open, Step, Stepped
 from rhymed_workers.sandbox.usercode import defined_at, import_named
+
+if TYPE_CHECKING:
+    from rhymed.core.config import Environment
 
 GYM = "skyrl_gym"
 HOLDERS = ("fn", "func", "function", "__wrapped__")

@@ -215,7 +215,8 @@ def find_tools(settings: Environment) -> list[Tool]:
         finally:
             await server.close()  # calls are made on another event loop
 
-    return [tool for each in settings.mcp for tool in asyncio.run(find(Server(each)))]
+    servers = [Server(McpServer.model_validate(each)) for each in settings.mcp]  # in a jail they are plain values
+    return [tool for server in servers for tool in asyncio.run(find(server))]
 
 
 def _is_answer(error: BaseException) -> bool:

@@ -12,9 +12,8 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rhymed.core.config import Environment
 from rhymed.core.errors import EnvironmentFailed
 from rhymed.core.messages import Call
 from rhymed.inputs.chats import Chat
@@ -34,6 +33,9 @@ from rhymed_workers.environment.openenv import (
 )
 from rhymed_workers.environment.protocol import Kind, Open, Step, Stepped
 from rhymed_workers.sessions.calls import Wanted
+
+if TYPE_CHECKING:
+    from rhymed.core.config import Environment
 
 SHARE = 0.8  # of the time limit of an answer, for a session and its reset: then the error says what was wrong
 LONGEST = 1 << 16  # characters that the policy reads of an observation

@@ -1,40 +1,30 @@
 """Functions with verl's `@function_tool`, unchanged: their names, schemas, results and errors are those of verl.
 
 A file with them imports verl. Where that is not installed, which tools do not need, a stand-in for the modules that
-such a file imports has the decorator, the base of tools that are classes, and the types of arguments and results.
+such a file imports has the decorator, the base of tools that are classes, and the types of arguments and results
+(`verl_types`).
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
 import uuid
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any
 
 from rhymed.core.errors import EnvironmentFailed
 from rhymed_workers.environment.hosting.tool import Result, Tool, may_repeat, schema_of, words_of
 
+if TYPE_CHECKING:
+    from rhymed_workers.environment.hosting.verl_types import ToolResponse
+
 MODULE, SCHEMAS, BASE = "verl.tools.function_tool", "verl.tools.schemas", "verl.tools.base_tool"
-
-
-class ToolResponse(BaseModel):
-    """verl's: a result with images, too, which is refused here."""
-
-    text: str | None = None
-    image: list[Any] | None = None
-    video: list[Any] | None = None
-
-
-class OpenAIFunctionToolSchema(BaseModel, extra="allow"):
-    """verl's: a tool's name and parameters, in OpenAI's form."""
-
-    type: str
-    function: Any
+TYPES = ["OpenAIFunctionToolSchema", "ToolResponse"]
+"""Names in `SCHEMAS`."""
 
 
 class BaseTool:
@@ -49,10 +39,10 @@ class BaseTool:
         return self.tool_schema
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        return instance_id or str(uuid.uuid4()), ToolResponse()
+        return instance_id or str(uuid.uuid4()), _type("ToolResponse")()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        return ToolResponse(text="Updated the tool state."), 0.0, {}
+        return _type("ToolResponse")(text="Updated the tool state."), 0.0, {}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
         return 0.0
@@ -86,12 +76,18 @@ def stand_in() -> None:
 
     for place in ("verl", "verl.tools", SCHEMAS, MODULE, BASE):
         sys.modules[place] = ModuleType(place, "A stand-in of rhymed's for verl, which is not installed.")
-    vars(sys.modules[SCHEMAS]).update(ToolResponse=ToolResponse, OpenAIFunctionToolSchema=OpenAIFunctionToolSchema)
+    vars(sys.modules[SCHEMAS]).update(__getattr__=_type, __all__=TYPES)
     vars(sys.modules[BASE]).update(BaseTool=BaseTool)
     vars(sys.modules[MODULE]).update(function_tool=function_tool, FUNCTION_TOOL_REGISTRY=registry)
     parts = {place.rpartition(".")[2]: sys.modules[place] for place in (MODULE, SCHEMAS, BASE)}
     vars(sys.modules["verl.tools"]).update(parts, __path__=[])
     vars(sys.modules["verl"]).update(tools=sys.modules["verl.tools"], __path__=[])
+
+
+def _type(name: str) -> Any:
+    if name not in TYPES:
+        raise AttributeError(name)
+    return getattr(importlib.import_module("rhymed_workers.environment.hosting.verl_types"), name)
 
 
 def registered(function: Any) -> Tool | None:

@@ -12,9 +12,8 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rhymed.core.config import Dataset
 from rhymed.core.errors import ConfigError, RewardError, RowUnsuitable
 from rhymed.inputs.gym import gym_dataset, gym_entry
 from rhymed.inputs.rows import Row
@@ -22,6 +21,9 @@ from rhymed_workers.reward.scorers.answer import equal, reference_text, referenc
 from rhymed_workers.reward.scorers.result import FAULT, Logged
 from rhymed_workers.reward.scorers.setting import EARNED, TURN_REWARDS, Setting
 from rhymed_workers.sandbox.usercode import describe
+
+if TYPE_CHECKING:
+    from rhymed.core.config import Dataset
 
 Raw: TypeAlias = Callable[[str, Row, Sequence[int]], Any]
 """(answer, row, response tokens) -> whatever a scorer returns."""

@@ -67,11 +67,11 @@ class Code:
             )
         kind = str(args.get("sandbox", "auto"))
         self._sandbox = _sandbox(setting, kind)
-        self.note = f"scorer {setting.scorer.label}: {self._sandbox.description}"
+        self.note = f"scorer {setting.label}: {self._sandbox.description}"
         self.warning = ""
         if (kind, self._sandbox.kind) == ("auto", "rlimits"):
             self.warning = (
-                f"scorer {setting.scorer.label}: programs of the model can use the network and the files of this"
+                f"scorer {setting.label}: programs of the model can use the network and the files of this"
                 f" machine, because no bubblewrap works here: {choose.advice()}"
             )
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rhymed.core.config import Config
 from rhymed.core.errors import RewardError
 from rhymed.inputs.rows import Row
 from rhymed_workers.reward.scorers.answer import extract
@@ -21,6 +20,9 @@ from rhymed_workers.reward.scorers.builtin import BUILT_IN, Raw
 from rhymed_workers.reward.scorers.custom import Custom, load_function
 from rhymed_workers.reward.scorers.result import Verdict, read
 from rhymed_workers.reward.scorers.setting import Response, Setting
+
+if TYPE_CHECKING:
+    from rhymed.core.config import Config
 
 
 class RewardFunction:
@@ -63,20 +65,20 @@ class RewardFunction:
 
 def load_scorers(config: Config) -> dict[str, RewardFunction]:
     """Label to function, in the order of `reward.all`. Raises `RewardError` that names the remedy."""
-    return {setting.scorer.label: _load(setting) for setting in _settings(config)}
+    return {setting.label: load_scorer(setting) for setting in settings_of(config)}
 
 
-def _settings(config: Config) -> list[Setting]:
+def settings_of(config: Config) -> list[Setting]:
+    """In the order of `reward.all`."""
     datasets = (*config.data.parts, *config.eval.datasets)
     keys = [f"reward.scorers[{number}]" for number in range(len(config.reward.scorers))] or ["reward"]
     longest, steps = config.rollout.max_response_length, config.trainer.steps or 0
-    return [
-        Setting(scorer, key, config.reward, datasets, longest, steps, bool(config.environment.factory))
-        for scorer, key in zip(config.reward.all, keys, strict=True)
-    ]
+    shared = (config.reward, datasets, longest, steps, bool(config.environment.factory), len(keys) > 1)
+    return [Setting(one, one.label, key, *shared) for one, key in zip(config.reward.all, keys, strict=True)]
 
 
-def _load(setting: Setting) -> RewardFunction:
+def load_scorer(setting: Setting) -> RewardFunction:
+    """Raises `RewardError` that names the remedy."""
     name = setting.scorer.scorer
     if not math.isfinite(setting.scorer.weight):
         raise RewardError(f"{setting.key}.weight = {setting.scorer.weight} must be finite")
@@ -86,7 +88,7 @@ def _load(setting: Setting) -> RewardFunction:
         function = load_function(setting)
     else:
         raise RewardError(f"{setting.key}.scorer: {_unknown(name)}")
-    return RewardFunction(setting, function, optional=len(setting.reward.all) > 1)
+    return RewardFunction(setting, function, optional=setting.several)
 
 
 def _unknown(name: str) -> str:

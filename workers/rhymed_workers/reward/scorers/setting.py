@@ -6,11 +6,13 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from rhymed.core.config import Dataset, Reward, Scorer
 from rhymed.core.errors import RewardError
 from rhymed.inputs.rows import Row
+
+if TYPE_CHECKING:
+    from rhymed.core.config import Dataset, Reward, Scorer
 
 EARNED = "environment_reward"
 """Column that the row of a sample with an environment has: the reward that it gave, or None."""
@@ -34,13 +36,17 @@ class Response(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
+    """Its sections are those of the configuration or, in a jail, have their fields alone (`sandbox.plain`)."""
+
     scorer: Scorer
+    label: str  # of the scorer, in metrics
     key: str  # in the configuration, e.g. `reward` or `reward.scorers[1]`
     reward: Reward
     datasets: Sequence[Dataset]  # of training and evaluation
     max_response_length: int  # tokens
     steps: int = 0  # of the run; 0: its plan decides
     environments: bool = False  # a sample has an object, whose attributes a function may read
+    several: bool = False  # it is one of several scorers
 
     def allow_only(self, *known: str) -> None:
         for name in self.scorer.args:
