@@ -1,4 +1,4 @@
-"""Patches keyed sampling into vLLM, and repairs its own: the only module that names vLLM's internals.
+"""Patches keyed sampling into vLLM, and repairs its own. For model runner V2, see `runner_v2`.
 
 `install` wraps the last step of a model runner's construction (its key-value cache); `attach` then gives that runner
 keyed samplers and binds its drafter to it. Other versions of vLLM are left alone, with a warning, which `attached`

@@ -41,7 +41,7 @@ PRESSURE_BYTES = 4 << 20  # of samples underway: beyond this they arrive faster 
 PRESSURE_LEVEL = -5  # zstd: twice as fast as level 1, for half again the size
 WARN_S = 60.0  # between log lines about it
 LOOK_S = 1.0  # between looks at the name of the database's file
-SYNC_S = 1.0  # durability = "async": a power failure may cost this much
+SYNC_S = 1.0  # durability = "async": what is written in so many seconds may be lost in a power failure, or damaged
 THREADS = 2
 SHORT_HISTORY = 16  # responses; with 4,096 tokens each they block the event loop for half a millisecond
 

@@ -19,7 +19,7 @@ restart, `start` opens the steps again from the store's journal, and workers tha
 
     samples     states and queues of all samples; `step`: one open step; `meter`: its numbers
     workers     who is here, their free slots, what each holds
-    dispatch    which worker gets which waiting samples, and which running samples move (policies: `pipe`)
+    dispatch    which worker gets which waiting samples, and which running samples move (policies: `scheduler`)
     acting      which environment worker answers which samples
     holdings    what workers report, compared with what they were assigned
     retries     what happens to samples that come back, and who is blamed

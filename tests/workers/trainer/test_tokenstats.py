@@ -19,12 +19,12 @@ from rhymed_store.browse import Browse
 from rhymed_store.client import StoreClient, StoredSample
 from rhymed_store.codec.tokenstats import TokenStats, halves
 from rhymed_store.database.tables import Reader
-from rhymed_workers.trainer import stepstats
+from rhymed_workers.trainer import statswriter
 from rhymed_workers.trainer.algorithms.tokens import Tokens
 from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.ranks import ALONE
 from rhymed_workers.trainer.service import TrainerService
-from rhymed_workers.trainer.stepstats import Keeper, StepStats
+from rhymed_workers.trainer.statswriter import Keeper, StepStats
 from rhymed_workers.trainer.tokenstats import Taken
 from tests.workers.trainer import test_learner as learners
 from tests.workers.trainer import test_service as services
@@ -117,7 +117,7 @@ def test_demonstrations_have_no_mismatch() -> None:
 
 
 def test_a_long_step_is_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepstats, "MESSAGE_TOKENS", 10)
+    monkeypatch.setattr(statswriter, "MESSAGE_TOKENS", 10)
     ids, lengths = [messages.SampleId(0, f"{n:016x}", 0) for n in range(5)], [4, 6, 1, 0, 30]
     values = np.arange(4 * 41, dtype=np.float16).reshape(4, 41)
     values[0, 10] = np.nan  # the loss has not seen the third

@@ -13,7 +13,7 @@ from rhymed_workers.trainer.saving import Finish
 
 if TYPE_CHECKING:
     from rhymed_workers.trainer.distributed.leader import Leader
-    from rhymed_workers.trainer.stepstats import StepStats
+    from rhymed_workers.trainer.statswriter import StepStats
 
 
 class Learner(Protocol):

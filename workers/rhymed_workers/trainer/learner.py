@@ -32,7 +32,7 @@ from rhymed_workers.trainer.policy.policy import Policy, Scores
 from rhymed_workers.trainer.ranks import ALONE, Alone
 from rhymed_workers.trainer.samples import Progress, check_staleness, readable, sample_metrics, scored_groups
 from rhymed_workers.trainer.saving import Finish
-from rhymed_workers.trainer.stepstats import StepStats
+from rhymed_workers.trainer.statswriter import StepStats
 from rhymed_workers.trainer.teacher.distillation import Distillation, Targets
 from rhymed_workers.trainer.teacher.distillation import build as build_teacher
 from rhymed_workers.trainer.tokenstats import Sums, Taken

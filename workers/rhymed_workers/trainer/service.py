@@ -39,7 +39,7 @@ from rhymed_workers.trainer.lineage import Lineage
 from rhymed_workers.trainer.publish import Publisher, publisher_for
 from rhymed_workers.trainer.samples import Progress, groups_of
 from rhymed_workers.trainer.saving import Checkpoints, Finish, only_writer
-from rhymed_workers.trainer.stepstats import Keeper
+from rhymed_workers.trainer.statswriter import Keeper
 from rhymed_workers.weights.server import WeightsServer
 from rhymed_workers.worker import Work, Worker
 

@@ -20,7 +20,7 @@ from rhymed_store.codec.tokenstats import MOST, NAMES, Numbers
 from rhymed_workers.trainer.algorithms.losses import TokenLosses, k3
 from rhymed_workers.trainer.algorithms.tokens import Tokens
 from rhymed_workers.trainer.ranks import Alone
-from rhymed_workers.trainer.stepstats import StepStats
+from rhymed_workers.trainer.statswriter import StepStats
 from rhymed_workers.trainer.turns import learned_mask
 
 Sum: TypeAlias = "Tensor | float"

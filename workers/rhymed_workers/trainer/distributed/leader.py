@@ -36,7 +36,7 @@ from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.ranks import LONG, Group
 from rhymed_workers.trainer.samples import Progress
 from rhymed_workers.trainer.saving import Finish
-from rhymed_workers.trainer.stepstats import StepStats
+from rhymed_workers.trainer.statswriter import StepStats
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from rhymed_workers.trainer.overlap.fixed import FixedSum
 from rhymed_workers.trainer.policy.policy import Policy
 from rhymed_workers.trainer.ranks import Alone
 from rhymed_workers.trainer.samples import Progress, groups_of, scored_groups
-from rhymed_workers.trainer.stepstats import StepStats
+from rhymed_workers.trainer.statswriter import StepStats
 from rhymed_workers.trainer.tokenstats import Sums, Taken
 
 
