@@ -91,11 +91,11 @@ def test_drafts_change_no_token_in_another_release(
     asynchronous: bool, other: tuple[str, str], sharp_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", other[0])
-    told = run(sharp_model, "v2", "1", asynchronous=asynchronous)
-    assert (told["asynchronous"], told["broken"]) == (asynchronous, False)
-    assert told["drafted"]["accepted"] > 0
+    reported = run(sharp_model, "v2", "1", asynchronous=asynchronous)
+    assert (reported["asynchronous"], reported["broken"]) == (asynchronous, False)
+    assert reported["drafted"]["accepted"] > 0
     for how in ("drafted", "reset"):
-        equal(told["plain"], told[how], 1e-5)
+        equal(reported["plain"], reported[how], 1e-5)
 
 
 def says_what_the_model_says(model: Path, options: dict[str, Any]) -> str:

@@ -155,16 +155,16 @@ def test_a_quarter_of_the_siblings_corrects_a_wrong_history(factor: float) -> No
 
 def test_the_first_to_end_are_the_short_ones_and_running_siblings_tell() -> None:
     forecast, trace = taught()
-    told, untold = [], []
+    reported, untold = [], []
     for number, samples in enumerate(trace[1]):
         lengths = sorted(samples)
-        for step, errors in ((1, untold), (2, told)):
+        for step, errors in ((1, untold), (2, reported)):
             for tokens in lengths[:4]:
                 forecast.finished(step, f"new{number}", tokens)
-            forecast.running(step, f"new{number}", [lengths[3]] * (12 if errors is told else 0))
+            forecast.running(step, f"new{number}", [lengths[3]] * (12 if errors is reported else 0))
             errors.append(math.log(forecast.expect(step, f"new{number}") / np.mean(lengths)))
     assert np.mean(untold) < -0.2
-    assert abs(np.mean(told)) < 0.1
+    assert abs(np.mean(reported)) < 0.1
 
 
 def test_progress_corrects_a_wrong_history() -> None:
@@ -186,10 +186,10 @@ def test_what_a_sample_reached_is_no_news_about_itself() -> None:
 
 def test_what_the_store_remembers_counts_as_what_was_seen() -> None:
     seen, trace = taught()
-    told = Forecast(32768)
+    reported = Forecast(32768)
     for number, samples in enumerate(trace[0]):
-        told.remember(f"p{number}", [(-1, 0), *((0, tokens) for tokens in samples)])
-    assert [told.expect(1, f"p{number}") for number in range(64)] == pytest.approx(
+        reported.remember(f"p{number}", [(-1, 0), *((0, tokens) for tokens in samples)])
+    assert [reported.expect(1, f"p{number}") for number in range(64)] == pytest.approx(
         [seen.expect(1, f"p{number}") for number in range(64)], rel=0.05
     )
 

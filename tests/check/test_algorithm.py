@@ -20,14 +20,14 @@ def test_the_block_says_source_parts_and_what_was_changed() -> None:
 
 def test_a_critic_has_a_row_where_there_is_one() -> None:
     trainer = Config.model_validate({"trainer": {"algorithm": "ppo", "critic": {"lr": 1e-4}}}).trainer
-    told = "lr = 0.0001, warmup_steps = 0, value_clip = 0.5, model = model.path; it doubles the passes"
-    assert dict(describe_algorithm(trainer.recipe, trainer.critic).rows)["critic"] == told
+    reported = "lr = 0.0001, warmup_steps = 0, value_clip = 0.5, model = model.path; it doubles the passes"
+    assert dict(describe_algorithm(trainer.recipe, trainer.critic).rows)["critic"] == reported
     assert "critic" not in dict(describe_algorithm(expand("grpo", {}), trainer.critic).rows)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_setting_that_counts_is_told_once(name: str) -> None:
+def test_every_setting_that_counts_is_reported_once(name: str) -> None:
     recipe = expand(name, {})
     rows = describe_algorithm(recipe).rows
-    told = [setting.partition(" = ")[0] for label, text in rows[1:] for setting in text.split(", ")]
-    assert sorted(told) == sorted(setting for setting in SETTINGS if uses(recipe, setting))
+    reported = [setting.partition(" = ")[0] for label, text in rows[1:] for setting in text.split(", ")]
+    assert sorted(reported) == sorted(setting for setting in SETTINGS if uses(recipe, setting))

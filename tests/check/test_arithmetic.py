@@ -69,7 +69,7 @@ def texts(settings: Config, prompts: int, held_out: list[int]) -> tuple[dict[str
     return dict(section.rows), section.warnings
 
 
-def test_the_numbers_are_told_in_words() -> None:
+def test_the_numbers_are_reported_in_words() -> None:
     made = config(
         rollout={"prompts_per_step": 8, "group_size": 4, "max_response_length": 100, "max_concurrency": 16},
         trainer={"epochs": 3, "minibatches": 2, "warmup_steps": 20},
@@ -95,7 +95,7 @@ def test_groups_that_are_computed_one_by_one_share_no_pass() -> None:
         assert arithmetic.workload(made.rollout, made.trainer, 64, 56).passes == passes
 
 
-def test_what_is_replaced_is_told() -> None:
+def test_what_is_replaced_is_reported() -> None:
     more = {"rollout": {"prompts_per_step": 8, "group_size": 4}}
     rows, _ = texts(config(trainer={"dynamic_sampling": {"enabled": True, "max_refills": 1.5}}, **more), 20, [])
     assert rows["signal"] == (
@@ -128,7 +128,7 @@ def test_what_does_not_fit_together_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rollout", "trainer", "told"),
+    ("rollout", "trainer", "reported"),
     [
         ({"top_p": 0.8, "sampler": "vllm"}, {}, "trainer.correction weights each token by too little"),
         ({"top_k": 2, "sampler": "vllm"}, {}, "rollout.top_k = 2 with rollout.sampler = 'vllm': "),
@@ -139,8 +139,8 @@ def test_what_does_not_fit_together_is_a_warning() -> None:
         ({"temperature": 0.6}, {}, ""),
     ],
 )
-def test_settings_that_make_the_numbers_wrong_are_told(
-    rollout: dict[str, Any], trainer: dict[str, Any], told: str
+def test_settings_that_make_the_numbers_wrong_are_reported(
+    rollout: dict[str, Any], trainer: dict[str, Any], reported: str
 ) -> None:
     _, warnings = texts(Config.model_validate({"rollout": rollout, "trainer": trainer}), 64, [])
-    assert [told in warning for warning in warnings] == [True] * bool(told)
+    assert [reported in warning for warning in warnings] == [True] * bool(reported)

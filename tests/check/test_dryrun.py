@@ -65,7 +65,7 @@ def rows(report: Report, title: str) -> list[tuple[str, str]]:
     return next(section.rows for section in report.sections if section.title.startswith(title))
 
 
-def test_a_good_configuration_is_told_whole_and_nothing_is_left_behind(make: Make, tmp_path: Path) -> None:
+def test_a_good_configuration_is_reported_whole_and_nothing_is_left_behind(make: Make, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     report = full_check(make(), generate=False)
     assert (report.errors, report.warnings) == ([], [])
@@ -201,7 +201,7 @@ def test_held_out_prompts_that_are_trained_on_are_counted(make: Make, tmp_path: 
 
 
 @pytest.mark.parametrize("look", [quick_check, lambda config: full_check(config, generate=False)])
-def test_all_problems_are_told_at_once(make: Make, tmp_path: Path, look: Callable[[Config], Report]) -> None:
+def test_all_problems_are_reported_at_once(make: Make, tmp_path: Path, look: Callable[[Config], Report]) -> None:
     config = make(
         "rihgt",
         model={"path": str(tmp_path / "nowhere")},

@@ -80,7 +80,7 @@ def test_resuming_uses_the_folder_unless_it_runs(tmp_path: Path) -> None:
         assert "is in use by a running" in machine.describe(settings, resume=True).errors[0]
 
 
-def test_a_file_in_the_way_and_bad_addresses_are_told_together(tmp_path: Path) -> None:
+def test_a_file_in_the_way_and_bad_addresses_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     errors = machine.describe(config(tmp_path / "file", broker="tcp://x", store="ftp://y")).errors
     assert errors[0].startswith(f"run.folder: {tmp_path / 'file'} is a file")

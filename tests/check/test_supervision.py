@@ -50,34 +50,34 @@ def test_answers_are_shown_as_they_are_learned(make: Any) -> None:
 
 def test_a_row_without_an_answer_is_found_early(make: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "anser": "2"}\n')
-    (told,) = quick_check(make({"algorithm": "sft"})).errors
-    assert "line 2: no column 'answer'" in told
-    assert "'anser'" in told
+    (reported,) = quick_check(make({"algorithm": "sft"})).errors
+    assert "line 2: no column 'answer'" in reported
+    assert "'anser'" in reported
 
 
 def test_it_says_what_is_asked_of_whom_and_counts_the_memory(make: Any, tiny_model: Path) -> None:
     report = full_check(make({"algorithm": "opd", "teacher": {"model": str(tiny_model)}}), generate=False)
     assert report.errors == []
-    told = section(report, "teacher")
-    assert str(tiny_model) in told["teacher"]
-    assert "a policy gradient; KL(policy || teacher), coef 1; 16 samples per step" in told["asked for"]
+    reported = section(report, "teacher")
+    assert str(tiny_model) in reported["teacher"]
+    assert "a policy gradient; KL(policy || teacher), coef 1; 16 samples per step" in reported["asked for"]
     assert "teacher 387 KiB" in section(report, "memory")["trainer"]
 
 
 def test_the_policy_as_its_own_teacher_is_shown_with_its_prompt(make: Any) -> None:
     report = full_check(make({"algorithm": "opsd", "teacher": {"demonstration": "answer"}}), generate=False)
     assert report.errors == []
-    told = section(report, "teacher")
-    assert told["teacher"] == "the policy itself, as it is at the start of each step"
-    assert "right response:\n\n0\n" in told["first prompt"]
+    reported = section(report, "teacher")
+    assert reported["teacher"] == "the policy itself, as it is at the start of each step"
+    assert "right response:\n\n0\n" in reported["first prompt"]
     assert "teacher" not in section(report, "memory")["trainer"]  # it takes none
 
 
 def test_a_prompt_that_the_teacher_cannot_read(make: Any) -> None:
     config = make({"algorithm": "opsd", "teacher": {"system": "x" * 520}})
-    (told,) = quick_check(config).errors
-    assert "longest prompt has 527 tokens" in told
-    assert "but it reads 512" in told
+    (reported,) = quick_check(config).errors
+    assert "longest prompt has 527 tokens" in reported
+    assert "but it reads 512" in reported
 
 
 def test_a_teacher_with_another_tokenizer(make: Any, tiny_model: Path, tmp_path: Path) -> None:
@@ -87,13 +87,13 @@ def test_a_teacher_with_another_tokenizer(make: Any, tiny_model: Path, tmp_path:
     tokens = vocabulary["model"]["vocab"]
     tokens["a"], tokens["b"] = tokens["b"], tokens["a"]
     (other / "tokenizer.json").write_text(json.dumps(vocabulary))
-    (told,) = quick_check(make({"algorithm": "opd", "teacher": {"model": str(other)}})).errors
-    assert "has another tokenizer" in told
+    (reported,) = quick_check(make({"algorithm": "opd", "teacher": {"model": str(other)}})).errors
+    assert "has another tokenizer" in reported
 
 
 def test_a_teacher_that_is_not_there(make: Any) -> None:
-    (told,) = quick_check(make({"algorithm": "opd", "teacher": {"model": "nothing"}})).errors
-    assert "trainer.teacher.model = 'nothing' is neither a folder" in told
+    (reported,) = quick_check(make({"algorithm": "opd", "teacher": {"model": "nothing"}})).errors
+    assert "trainer.teacher.model = 'nothing' is neither a folder" in reported
 
 
 def tokenize(model: Path) -> Any:
@@ -120,13 +120,13 @@ def test_a_server_is_asked_before_anything_starts(make: Any, tiny_model: Path) -
 @pytest.mark.parametrize("cut", [lambda text: list(text.encode()), lambda text: text.split()])
 def test_a_server_with_another_tokenizer_or_none(make: Any, cut: Any) -> None:
     with serving(TeacherServer(lambda text: [len(str(part)) for part in cut(text)])) as url:
-        (told,) = quick_check(make({"algorithm": "opd", "teacher": {"url": url}})).errors
-    assert "has another tokenizer than model.path" in told
+        (reported,) = quick_check(make({"algorithm": "opd", "teacher": {"url": url}})).errors
+    assert "has another tokenizer than model.path" in reported
 
 
 def test_a_server_that_does_not_answer(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "START_PATIENCE_S", 0.0)
     with serving(TeacherServer()) as url:
         pass
-    (told,) = quick_check(make({"algorithm": "opd", "teacher": {"url": url}})).errors
-    assert told.startswith(f"teacher {url}/models: Cannot connect")
+    (reported,) = quick_check(make({"algorithm": "opd", "teacher": {"url": url}})).errors
+    assert reported.startswith(f"teacher {url}/models: Cannot connect")

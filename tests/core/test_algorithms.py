@@ -50,7 +50,7 @@ def test_a_choice_that_may_be_left_out_names_its_values(tmp_path: Path) -> None:
     assert "did you mean 'token-mean'?" in found
 
 
-def test_several_settings_without_effect_are_all_told(tmp_path: Path) -> None:
+def test_several_settings_without_effect_are_all_reported(tmp_path: Path) -> None:
     text = '[trainer]\nalgorithm = "gspo"\ncispo_max = 4.0\nkl_in = "reward"\nicepop_min = 0.1\n'
     found = error(tmp_path, text).splitlines()
     assert [line.partition(" is not used")[0].rpartition(" ")[2] for line in found] == [

@@ -278,8 +278,8 @@ def test_an_account_holds_nothing_but_plain_numbers(engine: Engine) -> None:
     account = engine.drafter.account("a")
     assert account is not None
     assert account.plain_s > 0
-    for told in (account, engine.drafter.total):
-        assert {type(value) for value in vars(told).values()} == {int, float}
+    for reported in (account, engine.drafter.total):
+        assert {type(value) for value in vars(reported).values()} == {int, float}
 
 
 def test_what_is_drafted_changes_no_token(engine: Engine) -> None:
@@ -398,7 +398,9 @@ def test_every_rule_leaves_the_tokens_alone(settings: dict[str, object]) -> None
     engine.builder.close()
 
 
-def test_history_of_another_vocabulary_is_told_and_left_out(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_history_of_another_vocabulary_is_reported_and_left_out(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     script = words(22)
     engine.remember([5000, *script])
     engine.add("a", script)
@@ -408,7 +410,9 @@ def test_history_of_another_vocabulary_is_told_and_left_out(engine: Engine, capl
     assert engine.builder.failed == 1
 
 
-def test_a_history_that_cannot_be_read_is_told_and_left_out(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_history_that_cannot_be_read_is_reported_and_left_out(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken() -> list[PastResponse]:
         raise OSError("no such disk")
 

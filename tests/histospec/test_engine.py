@@ -22,34 +22,34 @@ pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.thorough, pytest.mark
 
 
 @pytest.fixture(scope="module")
-def told(tiny_model):
+def reported(tiny_model):
     command = [sys.executable, str(HERE / "keyed_engine.py"), str(tiny_model)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=390)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_engine_does_what_is_hard(told):
+def test_the_engine_does_what_is_hard(reported):
     """Samples are preempted, and drafts come."""
-    assert told["samplers"] == ["KeyedSampler", "KeyedRejectionSampler", "KeyedSampler"]
-    assert min(told["preempted"]) > 0
-    assert told["drafts"] > 500
-    assert told["late"] is True
+    assert reported["samplers"] == ["KeyedSampler", "KeyedRejectionSampler", "KeyedSampler"]
+    assert min(reported["preempted"]) > 0
+    assert reported["drafts"] > 500
+    assert reported["late"] is True
 
 
 @pytest.mark.parametrize("how", ["together", "drafted", "asynchronous"])
-def test_tokens_are_those_of_a_sample_alone(told, how):
-    alone, other = told["alone"], told[how]
+def test_tokens_are_those_of_a_sample_alone(reported, how):
+    alone, other = reported["alone"], reported[how]
     assert [tokens for tokens, _ in other] == [tokens for tokens, _ in alone]
     assert sum(len(tokens) for tokens, _ in alone) > 300
     for (_, logprobs), (_, expected) in zip(other, alone, strict=True):
         assert logprobs == pytest.approx(expected, abs=2e-4)
 
 
-def test_tokens_and_logprobs_follow_from_the_whole_distribution(told):
+def test_tokens_and_logprobs_follow_from_the_whole_distribution(reported):
     """From vLLM's own processed log-probs of all tokens, by the definition of the noise."""
-    for key, rows in enumerate(told["everything"]):
-        tokens, logprobs = told["together"][key]
+    for key, rows in enumerate(reported["everything"]):
+        tokens, logprobs = reported["together"][key]
         start = len(prompts()[key])
         for t, row in enumerate(rows):
             expected = int(np.argmax(row)) if key % 4 == 3 else noise.draw(np.array(row, np.float64), key, start + t)

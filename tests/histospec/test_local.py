@@ -126,7 +126,7 @@ def test_the_store_of_a_run_is_refused(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["garbage", "cut", "no folder", "no place"])
-def test_a_folder_that_cannot_be_used_is_told_and_done_without(folder, what, caplog):
+def test_a_folder_that_cannot_be_used_is_reported_and_done_without(folder, what, caplog):
     data = folder / "data.mdb"
     if what == "garbage":
         data.write_bytes(np.random.default_rng(0).bytes(data.stat().st_size))
@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be_written_is_read(folder, caplog):
     store.close()
 
 
-def test_a_full_store_is_told_once_and_goes_on_being_read(tmp_path, monkeypatch, caplog):
+def test_a_full_store_is_reported_once_and_goes_on_being_read(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(local, "MAP_BYTES", 1 << 20)
     store = opened(tmp_path / "history")
     rng = np.random.default_rng(0)

@@ -40,12 +40,12 @@ def test_drafts_are_made_for_the_noise_that_the_sampler_draws_by(proposer):
     runner = runner_of(proposer, SamplingParams(seed=7), own, SamplingParams(), SamplingParams(temperature=0))
     assert plugin.attach(runner)
     counts = runner.input_batch.num_tokens_no_spec
-    told = proposer._batch([[3]] * 4, counts).noise
-    assert told.known.tolist() == [True, True, True, False]
+    reported = proposer._batch([[3]] * 4, counts).noise
+    assert reported.known.tolist() == [True, True, True, False]
     logits = torch.randn(4, V, generator=torch.Generator().manual_seed(0))
     drawn = runner.plain(logits.clone()).sampled_token_ids[:, 0].tolist()
     for row in range(3):
-        key, position = int(told.keys[row]), int(told.positions[row])
+        key, position = int(reported.keys[row]), int(reported.positions[row])
         assert noise.draw(logits[row].numpy(), key, position) == drawn[row]
 
 

@@ -45,12 +45,12 @@ def test_the_indices_are_those_that_vllm_computes(drafts):
                 assert mine == value, name
 
 
-def test_the_scheduler_is_told_of_drafts_alone():
+def test_the_scheduler_hears_of_drafts_alone():
     runner = Runner()
     plugin.patch_undrafted_steps(runner)
-    for drafts, told in (([[], []], None), ([[], [3]], "taken"), (torch.zeros(1, 1), "taken")):
+    for drafts, reported in (([[], []], None), ([[], [3]], "taken"), (torch.zeros(1, 1), "taken")):
         runner._draft_token_ids = drafts
-        assert runner.take_draft_token_ids() == told
+        assert runner.take_draft_token_ids() == reported
 
 
 def test_a_runner_of_a_device_stays_as_it_is():

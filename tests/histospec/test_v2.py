@@ -30,8 +30,8 @@ def run(model: Path, what: str, runner: str, *, asynchronous: bool = False, **mo
         env=environment(runner=runner, asynchronous=asynchronous) | more,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    told: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    return told  # log lines are around it
+    reported: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    return reported  # log lines are around it
 
 
 @pytest.fixture(scope="module")

@@ -171,13 +171,13 @@ def test_a_head_of_vllm_drafts_in_addition_to_history_and_changes_no_token(
     else:
         model = sharp_model
         write_eagle_head(model, model.with_name(f"{model.name}-eagle3"))
-    told = run(model, "headed", "1", asynchronous=asynchronous)
-    assert f"vllm.v1.worker.gpu.spec_decode.{kind}.speculator" in told["kind"], "it is vLLM's own"
-    assert (told["asynchronous"], told["broken"]) == (asynchronous, False)
+    reported = run(model, "headed", "1", asynchronous=asynchronous)
+    assert f"vllm.v1.worker.gpu.spec_decode.{kind}.speculator" in reported["kind"], "it is vLLM's own"
+    assert (reported["asynchronous"], reported["broken"]) == (asynchronous, False)
     for how in ("head", "both"):
-        equal(told["plain"], told[how], 1e-5)
-    assert told["both"]["preempted"] > 0
-    verified, accepted = told["head"]["head"]
+        equal(reported["plain"], reported[how], 1e-5)
+    assert reported["both"]["preempted"] > 0
+    verified, accepted = reported["head"]["head"]
     assert 0 < accepted < verified
 
 
@@ -192,13 +192,13 @@ def spelling(sharp_model: Path, tiny_model: Path, tmp_path_factory: pytest.TempP
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_drafts_change_no_token_where_requests_have_a_grammar(asynchronous: bool, spelling: Path) -> None:
-    told = run(spelling, "structured", "1", asynchronous=asynchronous)
-    assert (told["asynchronous"], told["broken"]) == (asynchronous, False)
-    equal(told["plain"], told["drafted"], 1e-5)
+    reported = run(spelling, "structured", "1", asynchronous=asynchronous)
+    assert (reported["asynchronous"], reported["broken"]) == (asynchronous, False)
+    equal(reported["plain"], reported["drafted"], 1e-5)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(spelling)
-    for spelled, free in zip(told["plain"]["tokens"][::2], told["plain"]["tokens"][1::2], strict=True):
+    for spelled, free in zip(reported["plain"]["tokens"][::2], reported["plain"]["tokens"][1::2], strict=True):
         assert re.fullmatch("[a-z]+", tokenizer.decode(spelled))
         assert not re.fullmatch("[a-z]+", tokenizer.decode(free))
-    drafted, accepted = told["accounts"]
+    drafted, accepted = reported["accounts"]
     assert 0 < accepted < drafted
-    assert told["drafted"]["steps"] < told["plain"]["steps"]
+    assert reported["drafted"]["steps"] < reported["plain"]["steps"]

@@ -16,23 +16,23 @@ pytestmark = [needs("vllm"), needs("triton"), pytest.mark.slow, pytest.mark.thor
 
 def test_drafts_change_no_token_on_two_ranks(sharp_model: Path) -> None:
     """`reset`: all running requests are preempted at once while a step is computed, four times."""
-    told = run(sharp_model, "ranks", "1", asynchronous=True, VLLM_CPU_OMP_THREADS_BIND="0|0")
-    (drafting, drafted, accepted), (other, *nothing) = told["ranks"]
+    reported = run(sharp_model, "ranks", "1", asynchronous=True, VLLM_CPU_OMP_THREADS_BIND="0|0")
+    (drafting, drafted, accepted), (other, *nothing) = reported["ranks"]
     assert (drafting, other, nothing) == (True, False, [0, 0])
     assert 0 < accepted < drafted
     for how in ("drafted", "reset"):
-        equal(told["plain"], told[how], 1e-5)
+        equal(reported["plain"], reported[how], 1e-5)
 
 
 def test_a_head_of_vllm_drafts_on_two_ranks_and_changes_no_token(sharp_model: Path) -> None:
     """One rank decides between the head's drafts and those of history."""
     write_eagle_head(sharp_model, sharp_model.with_name(f"{sharp_model.name}-eagle3"))
-    told = run(sharp_model, "ranks", "1", asynchronous=True, VLLM_CPU_OMP_THREADS_BIND="0|0")
-    (drafting, drafted, accepted), (other, *nothing) = told["ranks"]
+    reported = run(sharp_model, "ranks", "1", asynchronous=True, VLLM_CPU_OMP_THREADS_BIND="0|0")
+    (drafting, drafted, accepted), (other, *nothing) = reported["ranks"]
     assert (drafting, other, nothing) == (True, False, [0, 0])
     assert 0 < accepted < drafted
-    (verified, right), unused = told["heads"]
+    (verified, right), unused = reported["heads"]
     assert 0 < right < verified
     assert unused == [0, 0]
     for how in ("head", "drafted", "reset"):
-        equal(told["plain"], told[how], 1e-5)
+        equal(reported["plain"], reported[how], 1e-5)

@@ -264,15 +264,15 @@ def headed(model: str) -> dict[str, Any]:
     texts = zip(asked(), results["plain"]["tokens"], strict=True)
     llm.collective_rpc("correct_head", args=([[*prompt, *tokens] for (prompt, _), tokens in texts],))
 
-    def told(name: str, resets: int = 0) -> None:
+    def reported(name: str, resets: int = 0) -> None:
         before = len(preempted), histo.engine.verified, histo.engine.accepted
         results[name] = outputs(llm, resets)
         counts = histo.engine.verified - before[1], histo.engine.accepted - before[2]
         results[name] |= {"head": counts, "preempted": len(preempted) - before[0]}
 
-    told("head")
+    reported("head")
     learn(histo, results["plain"]["tokens"])
-    told("both", 4)
+    reported("both", 4)
     results["broken"] = histo._broken
     return results
 

@@ -46,8 +46,8 @@ async def test_a_run_ends_whole_without_its_key_files(
     assert isinstance(await answer(viewer, messages.GetQueues()), messages.Queues)
     await ends_whole(locked, trainer)
     assert reward.joined == 1
-    told = "changed public keys ignored" in caplog.text
-    assert told == (name in (PUBLIC, ".")), "who has lost the public keys says so"
+    reported = "changed public keys ignored" in caplog.text
+    assert reported == (name in (PUBLIC, ".")), "who has lost the public keys says so"
 
 
 @pytest.mark.parametrize("role", ROLES)

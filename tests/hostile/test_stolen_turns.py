@@ -149,10 +149,13 @@ async def test_without_an_environment_worker_the_run_says_that_it_waits_for_one(
     await until(lambda: locked.broker.ledger.samples.queues["turned"], "samples wait")
     viewer = locked.link("viewer")
 
-    async def told() -> list[str]:
+    async def reported() -> list[str]:
         queues: Any = await answer(viewer, messages.GetQueues())
         return list(queues.troubles)
 
     async with asyncio.timeout(60):
-        while "no environment worker is here: 8 samples wait to be answered by their environment" not in await told():
+        while (
+            "no environment worker is here: 8 samples wait to be answered by their environment"
+            not in await reported()
+        ):
             await asyncio.sleep(0.05)

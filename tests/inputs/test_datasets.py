@@ -116,7 +116,7 @@ def test_what_is_null_in_a_row_is_empty_in_its_prompt(read: Callable[..., list[R
     assert filled == [{"role": "user", "content": "p0"}]
 
 
-def test_the_same_question_with_other_columns_is_used_and_told(
+def test_the_same_question_with_other_columns_is_used_and_reported(
     read: Callable[..., list[Row]], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert len(read(lines(TRL, VERL, TRL | {"answer": "5"}, TRL | {"answer": "6"}))) == 4
@@ -127,7 +127,7 @@ def test_the_same_question_with_other_columns_is_used_and_told(
     assert caplog.text == ""
 
 
-def test_columns_of_other_kinds_of_training_are_told_once(
+def test_columns_of_other_kinds_of_training_are_reported_once(
     read: Callable[..., list[Row]], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert len(read(lines({"prompt": "q", "completion": "a"}, {"prompt": "r", "completion": "b"}))) == 2
@@ -151,7 +151,7 @@ SYSTEM, USER = ({"role": role, "content": "x"} for role in ("system", "user"))
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reported"),
     [
         ({}, ["columns completion, rejected: training uses generated answers, not these"]),
         ({"reward": {"scorer": "exact", "args": {"column": "completion"}}}, ["column rejected: training"]),
@@ -159,8 +159,8 @@ SYSTEM, USER = ({"role": role, "content": "x"} for role in ("system", "user"))
         ({"data": {"system": "S"}}, ["columns completion", "2 of 3 rows begin with a system message, which is kept"]),
     ],
 )
-def test_what_is_not_read_of_rows_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, dict[str, Any]], told: list[str]
+def test_what_is_not_read_of_rows_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, dict[str, Any]], reported: list[str]
 ) -> None:
     file = tmp_path / "rows.jsonl"
     rows = [{"prompt": [USER]}, {"prompt": [SYSTEM, USER], "completion": "5"}, {"prompt": [SYSTEM], "rejected": "6"}]
@@ -169,8 +169,8 @@ def test_what_is_not_read_of_rows_is_told(
     made["data"] = {"path": str(file), **made["data"]}
     made["rollout"] = {"prompts_per_step": 1, **made["rollout"]}
     load_rows(Config.model_validate(made))
-    assert len(caplog.messages) == len(told)
-    for words, message in zip(told, caplog.messages, strict=True):
+    assert len(caplog.messages) == len(reported)
+    for words, message in zip(reported, caplog.messages, strict=True):
         assert words in message
         assert message.startswith(f"{file}: ")
 

@@ -36,7 +36,7 @@ def test_lengths_of_all_prompts(tmp_path: Path) -> None:
     )
 
 
-def test_prompts_over_the_limit_are_told_all_at_once(tmp_path: Path) -> None:
+def test_prompts_over_the_limit_are_reported_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         check_prompts(config(tmp_path, 6))
     assert str(caught.value) == (

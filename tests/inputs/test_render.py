@@ -195,7 +195,7 @@ def test_a_template_that_refuses_a_row(tmp_path: Path, data: dict[str, Any], pro
         renderer(config(**data), templated(tmp_path, STRICT))(NAME, {"prompt": prompt})
 
 
-def test_a_base_model_is_not_told_that_its_prompt_has_ended(tmp_path: Path) -> None:
+def test_a_base_model_is_not_warned_that_its_prompt_has_ended(tmp_path: Path) -> None:
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = byte_tokenizer(("<s>", "</s>"))

@@ -50,7 +50,7 @@ def test_llms_txt_has_every_page_of_the_site_with_a_sentence() -> None:
     assert named == {page.name for page in (ROOT / "docs").glob("*.md")} - {"notebook.md"}
 
 
-def test_a_page_is_told_by_its_first_sentence() -> None:
+def test_a_page_is_reported_by_its_first_sentence() -> None:
     assert llms.sentence("# A\n\n<!-- b -->\n\nOf [a](b.md), e.g. c: see `d`. More.\n") == "Of a, e.g. c: see `d`."
     with pytest.raises(ValueError, match="# A: a page begins with a sentence"):
         llms.sentence("# A\n\n## B\n\nText.\n")

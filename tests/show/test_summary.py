@@ -37,8 +37,8 @@ def test_a_run_on_given_answers_has_a_loss_and_no_reward(tmp_path: Path) -> None
 def test_drafting_is_a_line_and_the_epochs_stand_in_the_numbers(tmp_path: Path) -> None:
     config, where = folder.create(Config(run=Run(folder=str(tmp_path))))
     drafts = {"forwards": 1000.0, "drafted": 2000.0, "accepted": 1410.0, "timed_s": 44.0, "saved_s": 35.2}
-    told = {f"rollout/spec_{name}": value for name, value in {**drafts, "draft_s": 0.56}.items()}
-    rows = [row(0, 0.5) | {"training/epoch": 0.0}, row(1, 0.5) | told | {"training/epoch": 1.0}]
+    reported = {f"rollout/spec_{name}": value for name, value in {**drafts, "draft_s": 0.56}.items()}
+    rows = [row(0, 0.5) | {"training/epoch": 0.0}, row(1, 0.5) | reported | {"training/epoch": 1.0}]
     where.metrics.write_text("".join(json.dumps(one) + "\n" for one in rows))
     text = summary(config, where, 30.0)
     line = "drafts   2.41 tokens per forward, 70% accepted, about 1.80x: 35.2 s saved, 0.6 s spent"
@@ -64,8 +64,14 @@ def test_where_drafts_save_little_the_reason_is_named(
     tmp_path: Path, length: float, epochs: int, accepted: float, saved_s: float, why: str
 ) -> None:
     config, where = folder.create(Config(run=Run(folder=str(tmp_path))))
-    told = {"forwards": 1000.0, "drafted": 2000.0, "accepted": 2000.0 * accepted, "timed_s": 44.0, "saved_s": saved_s}
-    spec = {f"rollout/spec_{name}": value for name, value in told.items()}
+    reported = {
+        "forwards": 1000.0,
+        "drafted": 2000.0,
+        "accepted": 2000.0 * accepted,
+        "timed_s": 44.0,
+        "saved_s": saved_s,
+    }
+    spec = {f"rollout/spec_{name}": value for name, value in reported.items()}
     rows = [
         row(step, 0.5) | spec | {"response_length/mean": length, "training/epoch": step % epochs} for step in range(2)
     ]
@@ -77,7 +83,7 @@ def test_where_drafts_save_little_the_reason_is_named(
     assert sum("docs/how.md" in line for line in lines) == bool(why)
 
 
-def test_supervised_training_is_told_by_its_loss(tmp_path: Path) -> None:
+def test_supervised_training_is_reported_by_its_loss(tmp_path: Path) -> None:
     trained = {"run": {"folder": str(tmp_path)}, "trainer": {"algorithm": "sft"}}
     config, where = folder.create(Config.model_validate(trained))
     where.metrics.write_text(
@@ -90,8 +96,12 @@ def test_supervised_training_is_told_by_its_loss(tmp_path: Path) -> None:
 
 def test_steps_that_taught_nothing_are_counted_with_the_reason(tmp_path: Path) -> None:
     config, where = folder.create(Config(run=Run(folder=str(tmp_path))))
-    told = {"actor/grad_norm": 0.0, "actor/rejected": 1.0, "actor/samples": 8.0}
-    rows = [row(0, 0.5) | {"actor/grad_norm": 0.1, "actor/samples": 8.0}, row(1, 0.5) | told, row(2, 0.5) | told]
+    reported = {"actor/grad_norm": 0.0, "actor/rejected": 1.0, "actor/samples": 8.0}
+    rows = [
+        row(0, 0.5) | {"actor/grad_norm": 0.1, "actor/samples": 8.0},
+        row(1, 0.5) | reported,
+        row(2, 0.5) | reported,
+    ]
     rows.append(row(3, 0.5) | {"actor/skipped_updates": 1.0})
     where.metrics.write_text("".join(json.dumps(one) + "\n" for one in rows))
     found = [line for line in summary(config, where, 30.0).splitlines() if line.startswith("WARNING")]
@@ -103,8 +113,8 @@ def test_steps_that_taught_nothing_are_counted_with_the_reason(tmp_path: Path) -
 
 def test_groups_without_signal_are_a_line(tmp_path: Path) -> None:
     config, where = folder.create(Config(run=Run(folder=str(tmp_path))))
-    told = {"rollout/filtered_groups": 3.0, "rollout/refilled_groups": 2.0, "rollout/unreplaced_groups": 1.0}
-    where.metrics.write_text("".join(json.dumps(row(step, 0.5) | told) + "\n" for step in range(2)))
+    reported = {"rollout/filtered_groups": 3.0, "rollout/refilled_groups": 2.0, "rollout/unreplaced_groups": 1.0}
+    where.metrics.write_text("".join(json.dumps(row(step, 0.5) | reported) + "\n" for step in range(2)))
     text = summary(config, where, 30.0)
     line = "groups   6 had no signal and were dropped, 4 replaced them, 2 could not be replaced"
     assert line in text.splitlines()

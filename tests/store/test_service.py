@@ -146,8 +146,8 @@ async def test_the_parts_of_a_reward_come_with_the_log_probs(client: StoreClient
         [Score(id=ids[0], reward=1.5, parts={"math": 1.0, "format": 0.5}), Score(id=ids[1], reward=1)]
     )
     assert [stored.parts for stored in await client.get_samples(ids)] == [{}, {}]
-    told = [stored.parts for stored in await client.get_samples(ids, logprobs=True)]
-    assert told == [{"math": 1.0, "format": 0.5}, {}]
+    reported = [stored.parts for stored in await client.get_samples(ids, logprobs=True)]
+    assert reported == [{"math": 1.0, "format": 0.5}, {}]
 
 
 async def test_the_rows_of_a_dataset_are_made_off_the_loop_in_order(

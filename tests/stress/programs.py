@@ -125,8 +125,8 @@ def _check(response: Response, asked: Asked, found: Told) -> None:
     turns, id = _turns(response), response.info.id
     found.samples += 1
     found.turns += len(turns)
-    told = asked.get(f"{id.step}-{id.prompt}-{id.index}", {})
-    texts = [told[number][0][1] for number in sorted(told)]
+    reported = asked.get(f"{id.step}-{id.prompt}-{id.index}", {})
+    texts = [reported[number][0][1] for number in sorted(reported)]
     if turns != texts:
         place = next((place for place, pair in enumerate(zip(turns, texts, strict=False)) if pair[0] != pair[1]), -1)
         what = f"and turn {place} differs" if place >= 0 else "the others are equal"

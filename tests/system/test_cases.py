@@ -14,7 +14,7 @@ import pytest
 
 from tests.packages import needs
 from tests.stress.run import LiveRun
-from tests.system.turns import Told, told, write
+from tests.system.turns import Told, reported, write
 from tests.tiny import write_chain_model
 
 pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
@@ -113,7 +113,7 @@ def ran(folder: Path, **sections: dict[str, Any]) -> list[Told]:
     (folder / "own.py").write_text(REWARD)
     with LiveRun(file) as run:
         assert run.wait(800) == 0, run.tail(40)
-        return list(told(run).values())
+        return list(reported(run).values())
 
 
 def test_thoughts_malformed_calls_special_tokens_and_stops(tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ def test_thoughts_malformed_calls_special_tokens_and_stops(tmp_path: Path) -> No
         else:
             assert first == broken
             assert rest[: len(before)] == before
-            told_it = rest[len(before) : rest.index(policy.end)]
-            assert "look" in policy.tokenizer.decode(told_it) or "JSON" in policy.tokenizer.decode(told_it)
-            second = rest[len(before) + len(told_it) + len(after) :]
+            reported_it = rest[len(before) : rest.index(policy.end)]
+            assert "look" in policy.tokenizer.decode(reported_it) or "JSON" in policy.tokenizer.decode(reported_it)
+            second = rest[len(before) + len(reported_it) + len(after) :]
         assert second in [*last, called, broken], policy.tokenizer.decode(sample.tokens)
         kinds.add(("first", firsts.index(CALL if first == called else BROKEN)))
     assert len(kinds) == 5, kinds

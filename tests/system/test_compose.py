@@ -123,12 +123,12 @@ class Stack:
     def queues(self) -> dict[str, Any] | None:
         """None: the run does not answer, not yet or not now."""
         try:
-            told: dict[str, Any] = json.loads(
+            reported: dict[str, Any] = json.loads(
                 self.execute("dashboard", "rhymed", "queues", "--json", "--run", "/runs/short")
             )
         except (subprocess.CalledProcessError, IndexError):
             return None
-        return told
+        return reported
 
     def step(self) -> int:
         return int((self.queues() or {}).get("step", -1))
@@ -255,8 +255,8 @@ def test_every_command_is_at_hand_and_sees_everybodys_logs(stack: Stack) -> None
     def cli(*command: str) -> str:
         return stack.compose("run", "--rm", "--no-deps", "-T", "cli", *command)
 
-    told = [json.loads(line) for line in cli("logs", "--process", "reward@*", "--json").splitlines()]
-    sample = next(entry["samples"][0] for entry in told if entry.get("samples"))
+    reported = [json.loads(line) for line in cli("logs", "--process", "reward@*", "--json").splitlines()]
+    sample = next(entry["samples"][0] for entry in reported if entry.get("samples"))
     story = cli("logs", "--sample", sample)
     assert "reward@" in story
     assert "rollout@" in story

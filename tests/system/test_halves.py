@@ -34,7 +34,7 @@ def has_four_steps(folder: Path) -> bool:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(2500)
-def test_a_run_that_lost_its_store_continues_only_when_told_to(tmp_path: Path) -> None:
+def test_a_run_that_lost_its_store_continues_only_when_asked_to(tmp_path: Path) -> None:
     shape = Shape(steps=16, rollout=1, reward=1, settings={"trainer": {"checkpoint_every": 2}})
     with LiveRun(shape.write(tmp_path, "lost")) as run:
         folder, until = run.where.folder, time.monotonic() + DEADLINE_S

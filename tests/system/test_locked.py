@@ -77,7 +77,7 @@ def test_a_run_over_locked_links_ends_as_any_other(config: Path, tmp_path: Path)
         assert (tmp_path / "keys" / f"{role}.secret").read_text().strip() not in logs + ended.stdout
 
 
-def test_missing_keys_are_told_before_anything_starts(config: Path, tmp_path: Path) -> None:
+def test_missing_keys_are_reported_before_anything_starts(config: Path, tmp_path: Path) -> None:
     ended = run(config)
     assert ended.returncode == 2
     assert "net.keys: " in ended.stdout
@@ -85,7 +85,7 @@ def test_missing_keys_are_told_before_anything_starts(config: Path, tmp_path: Pa
     assert not (tmp_path / "locked").exists()
 
 
-def test_an_open_address_without_keys_is_told_before_anything_starts(config: Path, tmp_path: Path) -> None:
+def test_an_open_address_without_keys_is_reported_before_anything_starts(config: Path, tmp_path: Path) -> None:
     ended = run(config, "-o", "net.keys=", "-o", "net.broker=tcp://0.0.0.0:5599")
     assert ended.returncode == 2
     assert "rhymed: net.broker = tcp://0.0.0.0:5599: it is open to the network and there are no keys" in ended.stdout

@@ -222,7 +222,7 @@ def test_model_folders(config: Path, tiny_model: Path) -> None:
         assert f"{folder} {said}" in out
 
 
-def test_a_chat_without_a_template_is_told(config: Path) -> None:
+def test_a_chat_without_a_template_is_reported(config: Path) -> None:
     rows = [{"prompt": [{"role": "user", "content": f"say {n}"}]} for n in range(4)]
     (config.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     engine = ("-o", "rollout.engine=vllm", "-o", "rollout.kv_cache_gib=0.1")
@@ -330,7 +330,7 @@ def rubbish(config: object) -> None:
                 socket.send(bytes(30 << 20))
 
 
-async def test_another_protocol_version_is_told_to_who_joins(tmp_path: Path) -> None:
+async def test_another_protocol_version_is_reported_to_who_joins(tmp_path: Path) -> None:
     from rhymed.core.config import Config
     from rhymed.core.errors import MalformedMessage
     from rhymed_broker.service import BrokerService

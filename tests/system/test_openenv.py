@@ -17,7 +17,7 @@ from aiohttp import WSMsgType, web
 from tests.stress.faults import FaultSchedule
 from tests.stress.recovery import Throughput
 from tests.stress.run import LiveRun
-from tests.system.test_turns import PLAIN, SAMPLES, Injector, assert_same, assert_whole, merged, plain, told
+from tests.system.test_turns import PLAIN, SAMPLES, Injector, assert_same, assert_whole, merged, plain, reported
 from tests.system.turns import write
 
 FEW = 4
@@ -109,7 +109,7 @@ def test_a_run_with_a_server_is_the_same_when_its_processes_die(tmp_path: Path) 
             faults = FaultSchedule(3, len(KILLED), 0.5, KILLED)
             outcome = asyncio.run(Injector(run, faults, Throughput([])).run())
         assert (run.status, outcome.gave_up) == (0, []), run.tail(20)
-        other = told(run)
+        other = reported(run)
         assert_same(first, other, FEW)
         assert sum(sample.earned is not None for sample in other.values()) > FEW * SAMPLES / 2
         assert boxes.sessions - calm > calm, "environments were rebuilt"

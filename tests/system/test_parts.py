@@ -93,7 +93,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_processes_started_one_by_one_meet_by_name_and_are_told_of_the_end(
+def test_processes_started_one_by_one_meet_by_name_and_hear_of_the_end(
     file: Path, start: Callable[..., subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask("prepare", file) == 0
@@ -140,7 +140,7 @@ def test_prepared_rows_are_those_of_the_dataset(tmp_path: Path) -> None:
         rows_of(config, tmp_path, config.data)
 
 
-def test_servers_listen_where_they_are_told_to() -> None:
+def test_servers_listen_where_they_should() -> None:
     given = {"net": {"broker": "tcp://broker:5550", "bind": "0.0.0.0"}}
     where = layout_of(Config.model_validate(given))
     assert where.listens(where.broker) == "tcp://0.0.0.0:5550"

@@ -23,7 +23,7 @@ from tests.packages import needs
 from tests.stress.faults import FaultInjector, FaultSchedule, Outcome
 from tests.stress.recovery import Throughput
 from tests.stress.run import LiveRun
-from tests.system.turns import Told, told, write, write_calling_model
+from tests.system.turns import Told, reported, write, write_calling_model
 
 STEPS, FEW, SAMPLES = 10, 4, 16  # of the long test, of the short one, and of each step
 BUSY: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ def merged(*parts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def plain(file: Path) -> tuple[LiveRun, dict[str, Told]]:
     with LiveRun(file) as run:
         assert run.wait(400) == 0, run.tail(20)
-    return run, told(run)
+    return run, reported(run)
 
 
 class Injector(FaultInjector):
@@ -68,7 +68,7 @@ def sieged(file: Path, kills: int, every_s: float) -> tuple[LiveRun, dict[str, T
     with LiveRun(file) as run:
         outcome = asyncio.run(Injector(run, faults, Throughput([])).run())
     assert (run.status, outcome.gave_up, outcome.forgotten) == (0, [], 0), run.tail(20)
-    return run, told(run), outcome
+    return run, reported(run), outcome
 
 
 def assert_whole(run: LiveRun, steps: int) -> None:

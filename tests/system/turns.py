@@ -181,7 +181,7 @@ def write(folder: Path, name: str, steps: int, **sections: dict[str, Any]) -> Pa
     return file
 
 
-def told(run: LiveRun) -> dict[str, Told]:
+def reported(run: LiveRun) -> dict[str, Told]:
     """Every sample in the run's store that was trained, by its id."""
     found = {}
     with run.browse() as browse:

@@ -20,7 +20,7 @@ class Oracle:
     build_s = draft_s = 0.0
 
     def __init__(self, responses: list[Response]) -> None:
-        self.told: list[list[int]] = [[] for _ in responses]
+        self.reported: list[list[int]] = [[] for _ in responses]
         self._responses = responses
 
     def start(self, row: int) -> None: ...
@@ -28,8 +28,8 @@ class Oracle:
     def propose(self, rows: Any, fresh: Any, offsets: Any) -> tuple[Any, Any, Any]:
         tokens, lengths = np.full((len(rows), LONGEST), -1, np.int32), np.zeros(len(rows), np.int32)
         for place, row in enumerate(rows.tolist()):
-            self.told[row] += fresh[offsets[place] : offsets[place + 1]].tolist()
-            ahead = self._responses[row].tokens[len(self.told[row]) :][:LONGEST]
+            self.reported[row] += fresh[offsets[place] : offsets[place + 1]].tolist()
+            ahead = self._responses[row].tokens[len(self.reported[row]) :][:LONGEST]
             tokens[place, : len(ahead)], lengths[place] = ahead, len(ahead)
         return tokens, lengths, np.ones((len(rows), LONGEST), np.float32)
 
@@ -53,7 +53,7 @@ def test_the_first_token_of_a_turn_costs_a_pass_and_a_perfect_draft_one_more() -
     drafter = Oracle(given)
     found = replay(drafter, given, masks, batch=2)
     assert {turn: (passes.forwards, passes.generated) for turn, passes in found.items()} == {0: (6, 9), 1: (6, 9)}
-    assert drafter.told == [list(range(6))] * 3  # the answer came with the first token of the turn after it
+    assert drafter.reported == [list(range(6))] * 3  # the answer came with the first token of the turn after it
     assert found[0].verified == 3 * 8
 
 

@@ -56,7 +56,7 @@ def test_the_trainer_gets_a_step_when_all_engines_sleep_and_they_wake_with_its_w
     assert story.loaded("v", 1) == []
 
 
-def test_who_was_not_told_to_sleep_may_be_given_samples(story: Story) -> None:
+def test_who_was_not_ordered_to_sleep_may_be_given_samples(story: Story) -> None:
     begin(story, "w", "v")
     assert complete(story, "w", A0, A1) == [Sleep("w"), Sleep("v")]
     assert "w" not in story.ledger.workers.free["rollout"]

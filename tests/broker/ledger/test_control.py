@@ -314,8 +314,8 @@ async def test_a_brief_answer_names_one_workers_samples_only(cluster: Cluster) -
     await until(lambda: len(cluster.broker.ledger.samples.queues["running"]) == 8, "work")
     brief = await ask(cluster, messages.GetQueues(brief=True, worker="rollout-1"))
     assert isinstance(brief, messages.Queues)
-    told = {row.worker: (row.held, len(row.holding)) for row in brief.workers}
-    assert told == {"rollout-0": (4, 0), "rollout-1": (4, 4), "trainer": (0, 0)}
+    reported = {row.worker: (row.held, len(row.holding)) for row in brief.workers}
+    assert reported == {"rollout-0": (4, 0), "rollout-1": (4, 4), "trainer": (0, 0)}
     (step,) = brief.open_steps
     assert sum(row.running for row in step.rows) == 8
     prompt = step.rows[0].prompt
@@ -329,7 +329,7 @@ async def test_a_brief_answer_names_one_workers_samples_only(cluster: Cluster) -
     )
 
 
-def test_of_very_many_groups_some_are_told_and_those_in_work_first() -> None:
+def test_of_very_many_groups_some_are_reported_and_those_in_work_first() -> None:
     from rhymed_broker.status.snapshot import GROUPS, queues
 
     story = Story(Ledger(policy=scheduler.POLICIES["fifo"]))

@@ -586,7 +586,7 @@ def test_of_what_was_begun_in_an_earlier_life_the_store_has_a_part(story: Story)
     assert story.begin(SmallPlan(), journal=[entry(A1, "begun")]) == [Assign("w", [A0, A1], begun=(A1,))]
 
 
-def test_drafting_is_told_by_the_worker_and_not_known_of_what_the_journal_has(story: Story) -> None:
+def test_drafting_is_reported_by_the_worker_and_not_known_of_what_the_journal_has(story: Story) -> None:
     story.join("w", "rollout")
     story.join("r", "reward")
     story.begin(SmallPlan(), journal=[entry(A0, "scored", 1.0)])
@@ -673,7 +673,7 @@ def test_a_trainer_that_refuses_is_asked_again_at_the_tick(story: Story) -> None
     assert trains(story.tick()) == [(0, [A0, A1])]
 
 
-def test_a_load_that_failed_is_told_again(story: Story) -> None:
+def test_a_load_that_failed_is_reported_again(story: Story) -> None:
     story.begin(SmallPlan())
     assert story.join("w", "rollout", version=-1) == [Load("w", 0)]
     story.ledger.undelivered("w")

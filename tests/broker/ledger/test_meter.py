@@ -51,14 +51,14 @@ def sample(index: int, drafting: Drafting | None) -> Sample:
     return made
 
 
-def drafting_of(*told: Drafting | None) -> dict[str, float]:
-    metrics = rollout_side(0, StepMeter(0.0, (0.0, 0.0)), [sample(index, one) for index, one in enumerate(told)])
+def drafting_of(*reported: Drafting | None) -> dict[str, float]:
+    metrics = rollout_side(0, StepMeter(0.0, (0.0, 0.0)), [sample(index, one) for index, one in enumerate(reported)])
     return {name: value for name, value in metrics.items() if name.startswith("rollout/spec_")}
 
 
 def test_drafting_is_added_up_over_the_samples_that_tell_of_it() -> None:
-    told = Drafting(10, 20, 15, 1.0, 2.5, 0.25), Drafting(30, 20, 5, 3.0, 3.5, 0.5)
-    assert drafting_of(*told, None) == {
+    reported = Drafting(10, 20, 15, 1.0, 2.5, 0.25), Drafting(30, 20, 5, 3.0, 3.5, 0.5)
+    assert drafting_of(*reported, None) == {
         "rollout/spec_forwards": 40,
         "rollout/spec_drafted": 40,
         "rollout/spec_accepted": 20,
@@ -79,16 +79,16 @@ def test_without_drafting_there_is_no_word_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "absent"),
+    ("reported", "absent"),
     [
         (Drafting(0, 0, 0, 0.0, 0.0, 0.0), {"accept_length", "accept_rate", "net_speedup"}),
         (Drafting(5, 0, 0, 1.0, 1.0, 0.0), {"accept_rate"}),
         (Drafting(5, 4, 2, 0.0, 0.0, 0.0), {"net_speedup"}),
     ],
 )
-def test_a_ratio_of_nothing_is_left_out(told: Drafting, absent: set[str]) -> None:
+def test_a_ratio_of_nothing_is_left_out(reported: Drafting, absent: set[str]) -> None:
     ratios = {"accept_length", "accept_rate", "net_speedup"}
-    assert {name for name in ratios if f"rollout/spec_{name}" not in drafting_of(told)} == absent
+    assert {name for name in ratios if f"rollout/spec_{name}" not in drafting_of(reported)} == absent
 
 
 def test_samples_that_another_worker_went_on_with_are_counted() -> None:

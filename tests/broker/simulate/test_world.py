@@ -233,12 +233,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     "wrong", ["--workers 0", "--slots -1", "--keep 2", "--keep nan", "--steps 0", "--mean x", "--trace /not/there"]
 )
-def test_a_mistake_is_told_in_a_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_reported_in_a_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.suppress(SystemExit):
         assert main(["sim", *wrong.split()]) == 2 or "--trace" in wrong
-    told = capsys.readouterr().err
-    assert wrong.split()[1] in told
-    assert len(told.splitlines()) == 1
+    reported = capsys.readouterr().err
+    assert wrong.split()[1] in reported
+    assert len(reported.splitlines()) == 1
 
 
 def test_groups_without_signal_are_replaced_in_virtual_time_too() -> None:

@@ -70,7 +70,7 @@ def test_a_sample_that_does_not_advance_is_named_before_it_is_taken_away(story: 
     assert line.startswith("sample 0/a/0 has been running with w for 70 s without a change; taken from it in 830 s")
 
 
-def test_a_store_that_cannot_be_written_to_is_told_at_once(story: Story) -> None:
+def test_a_store_that_cannot_be_written_to_is_reported_at_once(story: Story) -> None:
     assert lines(story, up_s=0.0, ready=False, others=["", "the disk is full"]) == ["the disk is full"]
 
 
@@ -90,7 +90,7 @@ def test_a_trainer_that_does_not_get_on_is_named(story: Story) -> None:
     assert said() == ["trainer has been at 'train 3/8' for 400 s"]
 
 
-def test_a_step_that_cannot_be_given_to_the_trainer_is_told_with_the_reason(story: Story) -> None:
+def test_a_step_that_cannot_be_given_to_the_trainer_is_reported_with_the_reason(story: Story) -> None:
     story.begin(SmallPlan())
     story.join("w", "rollout")
     for _ in range(12):
@@ -101,7 +101,7 @@ def test_a_step_that_cannot_be_given_to_the_trainer_is_told_with_the_reason(stor
     assert lines(story) == ["step 1 could not be given to the trainer for 12 s: no log-probs"]
 
 
-def test_a_step_that_lost_most_of_its_samples_is_told_with_the_reason(story: Story) -> None:
+def test_a_step_that_lost_most_of_its_samples_is_reported_with_the_reason(story: Story) -> None:
     story.begin(SmallPlan(steps=4))
     story.join("w", "rollout")
     story.join("r", "reward")
@@ -116,7 +116,7 @@ def test_a_step_that_lost_most_of_its_samples_is_told_with_the_reason(story: Sto
         assert lines(story) == lost
 
 
-def test_weights_that_are_not_loaded_and_a_worker_that_rests_are_told(story: Story) -> None:
+def test_weights_that_are_not_loaded_and_a_worker_that_rests_are_reported(story: Story) -> None:
     story.begin(SmallPlan())
     for _ in range(3):
         story.join("w", "rollout")

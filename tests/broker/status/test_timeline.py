@@ -21,7 +21,7 @@ def join(name: str = "w", role: str = "rollout", pid: int = 1) -> Join:
 
 
 def beat(name: str = "w", version: int = 3, rate: float = 10.0, **seconds: float) -> Heartbeat:
-    stats = {f"{PREFIX}{activity}": told for activity, told in seconds.items()}
+    stats = {f"{PREFIX}{activity}": reported for activity, reported in seconds.items()}
     return Heartbeat(worker=name, version=version, stats={**stats, "rollout/tokens_per_s": rate})
 
 
@@ -126,14 +126,14 @@ def test_times_never_repeat_and_never_go_back() -> None:
     assert times[-1] == WALL + 2
 
 
-def test_one_that_rests_is_told_of() -> None:
+def test_one_that_rests_is_reported() -> None:
     recorder = TimelineRecorder(WALL, 0.0)
     recorder.joined(join(), 1.0, 4.0)
     assert [row.event for row in recorder.drain() if isinstance(row, Event)] == ["joined", "rests"]
 
 
 @pytest.mark.parametrize(("workers", "every_s"), [(1, 0.1), (1, 30.0), (320, 0.5), (320, 30.0)])
-def test_versions_are_told_no_more_often_than_rows_are(workers: int, every_s: float) -> None:
+def test_versions_are_reported_no_more_often_than_rows_are(workers: int, every_s: float) -> None:
     """However fast steps are; and all of them, where rows are more frequent."""
     recorder, rounds = TimelineRecorder(WALL, 0.0), 100
     for number in range(workers):
@@ -141,13 +141,13 @@ def test_versions_are_told_no_more_often_than_rows_are(workers: int, every_s: fl
     for version in range(rounds):
         for number in range(workers):
             recorder.event("version", version * every_s, worker=f"w{number}", step=version)
-    told = [row for row in recorder.drain() if isinstance(row, Event) and row.event == "version"]
+    reported = [row for row in recorder.drain() if isinstance(row, Event) and row.event == "version"]
     row_s = max(timeline.SHORTEST_S, workers / timeline.ROWS_A_SECOND)
-    assert len({row.worker for row in told}) == workers
+    assert len({row.worker for row in reported}) == workers
     if every_s > row_s:
-        assert len(told) == min(timeline.UNREAD, rounds * workers)
+        assert len(reported) == min(timeline.UNREAD, rounds * workers)
     else:
-        assert len(told) <= workers * (1 + rounds * every_s / (row_s * timeline.EARLY))
+        assert len(reported) <= workers * (1 + rounds * every_s / (row_s * timeline.EARLY))
     recorder.event("version", 1e6, worker="stranger", step=1)
     assert recorder.drain() == []
 

@@ -163,7 +163,7 @@ async def test_a_folder_that_cannot_be_made_is_trouble_and_no_end(
     folder.mkdir(parents=True)
     (folder / "sinks").write_text("in the way")
     async with kept(config) as keeper:
-        await until(lambda: keeper.trouble.count("cannot be started") == 2, "both are told of")
+        await until(lambda: keeper.trouble.count("cannot be started") == 2, "both are reported")
 
 
 async def test_a_resumed_run_goes_on_where_it_was_and_a_step_trained_again_is_sent_again(
@@ -181,7 +181,7 @@ async def test_a_resumed_run_goes_on_where_it_was_and_a_step_trained_again_is_se
     assert len({row["name"] for row in rows(tmp_path / "trackio.init")}) == 1
 
 
-def test_a_package_that_is_not_there_is_told_of_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_there_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(telemetry.PACKAGES, "mlflow", "no_such_package")
     config = Config.model_validate({"metrics": {"sinks": ["mlflow"]}})
     assert missing_packages(config.metrics) == [
@@ -191,7 +191,7 @@ def test_a_package_that_is_not_there_is_told_of_with_its_extra(monkeypatch: pyte
     assert missing_packages(Metrics()) == []
 
 
-def test_what_a_person_forgot_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_person_forgot_is_reported_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"name the config\.json in a run's folder"):
         main(["wandb", str(tmp_path / "config.json")])
     monkeypatch.setitem(telemetry.PACKAGES, "wandb", "no_such_package")

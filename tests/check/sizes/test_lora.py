@@ -34,14 +34,14 @@ def rows(made: Config, adapters: Adapters | None) -> dict[str, str]:
 
 def test_memory_of_adapters() -> None:
     """1,000 M parameters stand still, 10 M have gradients and moments and are written."""
-    told, full = rows(config(), FEW), rows(Config(), None)
-    assert told["LoRA"] == (
+    reported, full = rows(config(), FEW), rows(Config(), None)
+    assert reported["LoRA"] == (
         "10.00 M parameters are trained: rank 16 on 112 linear layers (q_proj, v_proj), scale 2 (alpha / rank)"
     )
-    assert "weights 3.8 GiB, gradients 38 MiB, optimizer 76 MiB" in told["trainer"]
-    assert told["checkpoints"] == "2 kept + 1 being written, 114 MiB each"
-    assert told["published"].startswith("114 MiB in /dev/shm")
-    assert told["engines"] == full["engines"]
+    assert "weights 3.8 GiB, gradients 38 MiB, optimizer 76 MiB" in reported["trainer"]
+    assert reported["checkpoints"] == "2 kept + 1 being written, 114 MiB each"
+    assert reported["published"].startswith("114 MiB in /dev/shm")
+    assert reported["engines"] == full["engines"]
 
 
 def test_frozen_layers_have_the_type_of_the_computation() -> None:
@@ -55,10 +55,10 @@ def test_a_reference_costs_nothing() -> None:
     assert "reference" in rows(Config.model_validate({"trainer": {"kl_coef": 0.1}}), None)["trainer"]
 
 
-@pytest.mark.parametrize(("lr", "told"), [(1e-6, True), (9e-6, True), (1e-5, False), (2e-4, False)])
-def test_a_rate_of_full_training_is_too_low(lr: float, told: bool) -> None:
+@pytest.mark.parametrize(("lr", "reported"), [(1e-6, True), (9e-6, True), (1e-5, False), (2e-4, False)])
+def test_a_rate_of_full_training_is_too_low(lr: float, reported: bool) -> None:
     found = lora.hint(lr)
-    assert bool(found) == told
+    assert bool(found) == reported
     assert all("about ten times the learning rate of full training" in line for line in found)
 
 
@@ -69,7 +69,7 @@ def test_a_check_reads_the_model_s_layers(tiny_model: Path) -> None:
     assert found.frozen == 2 * (4 * 64 * 64 + 3 * 64 * 128)
 
 
-def test_everything_is_told_at_once(tiny_model: Path, tmp_path: Path) -> None:
+def test_everything_is_reported_at_once(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "count"}))
     made = Config.model_validate(
         {

@@ -158,7 +158,7 @@ def test_an_option_below_a_value_names_itself() -> None:
         load_config(None, ["trainer.lr=1", "trainer.lr.x=3"], {})
 
 
-def test_all_mistakes_are_told_at_once_with_the_file(file: Any) -> None:
+def test_all_mistakes_are_reported_at_once_with_the_file(file: Any) -> None:
     path = file("[trainer]\nlr = 0\nfoo = 1\n[rollout]\nworkers = -1\n")
     with pytest.raises(ConfigError) as caught:
         load_config(path, environ={})
@@ -226,7 +226,7 @@ def test_the_first_option_that_a_message_names_is_the_place(file: Any) -> None:
         load_config(file("[trainer]\nlr = 1e-6\n"), ["trainer.algorithm=gspo", "trainer.cispo_max=3"], {})
 
 
-def test_contradictions_are_told_together_each_at_a_key_that_it_names(file: Any) -> None:
+def test_contradictions_are_reported_together_each_at_a_key_that_it_names(file: Any) -> None:
     path = file(
         "[trainer]\nsteps = 2\nwarmup_steps = 5\nminibatches = 7\n[net]\nbroker = 'ipc://a'\nstore = 'ipc://a'\n"
     )

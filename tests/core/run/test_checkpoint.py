@@ -49,7 +49,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["weights", "state", "manifest.json"])
 @pytest.mark.parametrize("damage", [truncate, flip, Path.unlink, lambda path: path.write_bytes(b"")])
-def test_a_damaged_one_is_told_and_the_one_before_used(
+def test_a_damaged_one_is_reported_and_the_one_before_used(
     folder: Path, name: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     save(folder, 1, writer("a"), keep=2)

@@ -65,8 +65,8 @@ def test_a_second_supervisor_is_kept_out(config: Config) -> None:
     who = os.getpid()
     with folder.hold(where):
         assert folder.holder(where.folder) == who
-        told = pytest.raises(ConfigError, match=rf"in use by a running `rhymed run` \(process {who}\)")
-        with told, folder.hold(where):
+        reported = pytest.raises(ConfigError, match=rf"in use by a running `rhymed run` \(process {who}\)")
+        with reported, folder.hold(where):
             pass
     assert folder.holder(where.folder) is None
     with folder.hold(where):

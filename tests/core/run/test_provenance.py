@@ -85,7 +85,7 @@ def test_where_git_is_missing_or_slow_nothing_is_known(tmp_path: Path, monkeypat
     assert provenance.code(tmp_path) == ("", False)
 
 
-def test_files_of_data_and_rewards_are_told_apart_by_what_is_in_them(
+def test_files_of_data_and_rewards_are_distinguished_by_what_is_in_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -106,7 +106,7 @@ def test_files_of_data_and_rewards_are_told_apart_by_what_is_in_them(
     assert provenance.files(Config()) == {}, "generated data and a scorer of ours have no file"
 
 
-def test_files_of_tools_environments_and_programs_are_told_apart(
+def test_files_of_tools_environments_and_programs_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

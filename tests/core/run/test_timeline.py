@@ -76,7 +76,7 @@ def test_a_worker_may_be_called_as_a_field_is(tmp_path: Path) -> None:
     assert [one.worker for one in read(tmp_path).spans] == ["event", '"event"']
 
 
-def test_a_line_that_is_still_written_is_told_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_line_that_is_still_written_is_reported_when_it_is_whole(tmp_path: Path) -> None:
     line = msgspec.json.encode(span(1)) + b"\n"
     with (tmp_path / FILE).open("ab", buffering=0) as file:
         for cut in range(0, len(line) - 1, 7):

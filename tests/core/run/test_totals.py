@@ -9,8 +9,14 @@ def row(step: int, reward: float | None, **more: Any) -> dict[str, Any]:
 
 
 def drafts(forwards: float, drafted: float, accepted: float, timed_s: float, saved_s: float) -> dict[str, float]:
-    told = {"forwards": forwards, "drafted": drafted, "accepted": accepted, "timed_s": timed_s, "saved_s": saved_s}
-    return {f"rollout/spec_{name}": value for name, value in {**told, "draft_s": 0.125}.items()}
+    reported = {
+        "forwards": forwards,
+        "drafted": drafted,
+        "accepted": accepted,
+        "timed_s": timed_s,
+        "saved_s": saved_s,
+    }
+    return {f"rollout/spec_{name}": value for name, value in {**reported, "draft_s": 0.125}.items()}
 
 
 def test_the_gain_compares_the_first_and_last_five_steps() -> None:

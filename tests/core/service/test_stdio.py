@@ -80,7 +80,7 @@ def test_a_terminal_that_goes_ends_nothing(tmp_path: Path) -> None:
     assert f"the terminal is gone; continuing without it. To end this process: kill {pid}" in log.read_text()
 
 
-def test_who_is_told_to_ignore_it_leaves_it_so() -> None:
+def test_who_was_asked_to_ignore_it_leaves_it_so() -> None:
     """As under nohup: child processes ignore SIGHUP, too."""
     text = (
         "import asyncio, signal\nfrom rhymed.core.service.stdio import survive_hangup\n"

@@ -74,6 +74,6 @@ def test_threads_lose_nothing_between_them() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    told = watch.read()
-    assert sum(told.values()) == next(ticks) - 1
-    assert all(told[f"thread {number}"] > 0 for number in range(4))
+    reported = watch.read()
+    assert sum(reported.values()) == next(ticks) - 1
+    assert all(reported[f"thread {number}"] > 0 for number in range(4))

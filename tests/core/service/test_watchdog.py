@@ -39,7 +39,7 @@ def test_a_loop_that_hangs_is_shown_where_and_ended() -> None:
     _, said = child.communicate(timeout=60)
     assert child.returncode == 75
     assert "rhymed: patient hung for" in said
-    assert "time.sleep" in said or "<string>" in said, "the place where it hangs is told"
+    assert "time.sleep" in said or "<string>" in said, "the place where it hangs is reported"
 
 
 def test_a_process_that_was_stopped_is_not_blamed() -> None:

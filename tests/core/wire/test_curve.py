@@ -296,7 +296,7 @@ async def test_ipc_needs_no_keys(folder: Path, heard: Heard, tmp_path: Path) -> 
     server.close()
 
 
-async def test_missing_keys_are_told_before_anything_is_bound(folder: Path, heard: Heard) -> None:
+async def test_missing_keys_are_reported_before_anything_is_bound(folder: Path, heard: Heard) -> None:
     (folder / "broker.secret").unlink()
     with pytest.raises(errors.ConfigError, match=r"broker\.secret: No such file"):
         Server(LOCAL, ToBroker, heard, keys=Keyring("broker", folder))

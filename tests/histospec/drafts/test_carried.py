@@ -53,7 +53,7 @@ def test_the_end_of_what_is_carried_is_no_difference() -> None:
     assert (carried.kept, carried.ahead(4)) == (2, [])
 
 
-def test_a_response_that_is_told_anew_is_compared_from_its_beginning() -> None:
+def test_a_response_that_is_reported_anew_is_compared_from_its_beginning() -> None:
     carried = Carried([1, 2, 3, 4])
     carried.follow([1, 2, 7], 3)
     assert carried.follow([1, 2, 3], 3) == (1, False)
@@ -95,7 +95,7 @@ def test_from_a_token_of_another_vocabulary_on_nothing_is_carried(strange: int) 
 @pytest.mark.parametrize(
     "given", ["5 6", b"56", {"a": 5}, {5, 6}, [5.0], ["5"], [[5]], [[5], [6, 7]], [2**70], [None], 5, object(), True]
 )
-def test_what_are_no_tokens_is_told_once_and_left_out(given: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_are_no_tokens_is_reported_once_and_left_out(given: Any, caplog: pytest.LogCaptureFixture) -> None:
     carrying = CarriedDrafts(1000)
     assert carrying.take("a", given).tokens == []
     assert carrying.take("b", given).tokens == []
@@ -112,11 +112,11 @@ def test_right_tokens_are_verified_by_the_width_of_a_draft(settings: dict[str, A
     engine.finish()
     assert engine.ended == [("a", script)]
     assert engine.forwards == 1 + 99 // (WIDTH + 1)  # the first token comes without a draft
-    told = account(engine)
-    assert (told.carried, told.kept) == (100, 100)
-    assert told == engine.drafter.total
-    assert "100% of 100 carried tokens kept" in str(told)
-    assert {type(value) for value in vars(told).values()} == {int, float}
+    reported = account(engine)
+    assert (reported.carried, reported.kept) == (100, 100)
+    assert reported == engine.drafter.total
+    assert "100% of 100 carried tokens kept" in str(reported)
+    assert {type(value) for value in vars(reported).values()} == {int, float}
     engine.drafter.close()
     engine.builder.close()
 
@@ -140,9 +140,9 @@ def test_behind_a_difference_the_carried_text_is_history(engine: Engine, place: 
     engine.add("a", script, carried=altered(script, place))
     engine.finish()
     assert engine.ended == [("a", script)]
-    told = account(engine)
-    assert (told.carried, told.kept) == (100, place)
-    assert told.forwards < 20  # the text goes on alike
+    reported = account(engine)
+    assert (reported.carried, reported.kept) == (100, place)
+    assert reported.forwards < 20  # the text goes on alike
 
 
 def test_a_text_of_its_own_behind_the_difference(engine: Engine) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rhymed.histospec.drafts.yields import Yields, accepted
 
 
-def told(*forwards: int) -> Yields:
+def reported(*forwards: int) -> Yields:
     yields, length = Yields(), 0
     for made in forwards:
         length += made
@@ -38,20 +38,20 @@ def shown(yields: Yields, length: int) -> str:
 def test_the_last_token_of_each_forward_came_without_a_draft(
     forwards: tuple[int, ...], length: int, mask: str
 ) -> None:
-    assert shown(told(*forwards), length) == mask
+    assert shown(reported(*forwards), length) == mask
 
 
 @given(forwards=st.lists(st.integers(1, 700), max_size=30))
-def test_forwards_of_any_size_are_told_exactly(forwards: list[int]) -> None:
-    yields, length = told(*forwards), sum(forwards)
+def test_forwards_of_any_size_are_reported_exactly(forwards: list[int]) -> None:
+    yields, length = reported(*forwards), sum(forwards)
     mask = accepted(bytes(yields), length)
     assert mask.sum() == length - len(forwards)
     assert np.flatnonzero(~mask).tolist() == (np.cumsum(forwards, dtype=int) - 1).tolist()
     assert (yields.tokens, sum(bytes(yields))) == (length, length)
 
 
-def test_what_nobody_told_of_counts_as_made_without_a_draft() -> None:
-    yields = told(1, 3)
+def test_what_nobody_reported_counts_as_made_without_a_draft() -> None:
+    yields = reported(1, 3)
     yields.add(3, 9)  # the two before these are not known
     assert shown(yields, 9) == ".##...##."
 
@@ -70,21 +70,21 @@ def test_what_nobody_told_of_counts_as_made_without_a_draft() -> None:
 def test_tokens_that_the_engine_took_back_are_taken_back(
     before: tuple[int, ...], length: int, made: int, mask: str
 ) -> None:
-    yields = told(*before)
+    yields = reported(*before)
     yields.add(made, length)
     assert shown(yields, length) == mask
 
 
 def test_an_engine_that_cannot_count_does_no_harm() -> None:
     """It says that there are fewer tokens than it has just made."""
-    yields = told(1, 2)
+    yields = reported(1, 2)
     yields.add(3, 2)
     yields.add(1, 0)
     assert (yields.tokens, sum(bytes(yields)), shown(yields, 2)) == (1, 1, "..")
 
 
 @given(steps=st.lists(st.tuples(st.integers(0, 600), st.integers(1, 600)), max_size=20))
-def test_however_it_jumps_all_that_is_told_last_is_right(steps: list[tuple[int, int]]) -> None:
+def test_however_it_jumps_all_that_is_reported_last_is_right(steps: list[tuple[int, int]]) -> None:
     yields = Yields()
     for start, made in steps:
         yields.add(made, start + made)

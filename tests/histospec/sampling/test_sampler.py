@@ -244,9 +244,9 @@ def test_a_sample_goes_on_elsewhere_with_the_same_noise():
 
 def test_min_p_may_come_with_the_key_since_vllm_refuses_it_with_drafts():
     x = rows(20)
-    told = [SamplingParams(logprobs=0, extra_args={"rhymed": {"key": r, "min_p": 0.2}}) for r in range(20)]
+    reported = [SamplingParams(logprobs=0, extra_args={"rhymed": {"key": r, "min_p": 0.2}}) for r in range(20)]
     own = [params(r, min_p=0.2) for r in range(20)]
-    made, expected = (attached(asked).plain(x.clone()) for asked in (told, own))
+    made, expected = (attached(asked).plain(x.clone()) for asked in (reported, own))
     assert made.sampled_token_ids.tolist() == expected.sampled_token_ids.tolist()
     assert torch.equal(made.logprobs_tensors.logprobs, expected.logprobs_tensors.logprobs)
 

@@ -83,7 +83,7 @@ def broken_after(rows):
     return read
 
 
-def test_names_that_cannot_be_written_are_told(run: Path, tmp_path: Path, rhymed) -> None:
+def test_names_that_cannot_be_written_are_reported(run: Path, tmp_path: Path, rhymed) -> None:
     assert "name a file that ends in .parquet or .jsonl" in rhymed("export", tmp_path / "out.csv", "--run", run)[2]
     assert "is not a folder: make it first" in rhymed("export", tmp_path / "no" / "out.jsonl", "--run", run)[2]
 

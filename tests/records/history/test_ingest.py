@@ -143,7 +143,7 @@ def test_what_is_not_history_is_left_out_and_counted(make_run, config: Path, tmp
     assert found_in(tmp_path / "next", other) == [(-1, 0, [5, 6], None)]
 
 
-def test_another_import_at_the_same_place_is_told_and_changes_nothing(
+def test_another_import_at_the_same_place_is_reported_and_changes_nothing(
     run: Path, make_run, config: Path, tmp_path: Path, rhymed
 ) -> None:
     rhymed("import", config, run)
@@ -207,7 +207,7 @@ def test_another_tokenizer_is_refused(run: Path, config: Path, tiny_model: Path,
         assert (status, "has another tokenizer (264 tokens, fingerprint" in err) == (2, True)
 
 
-def test_sources_that_are_none_are_told(run: Path, config: Path, tmp_path: Path, rhymed) -> None:
+def test_sources_that_are_none_are_reported(run: Path, config: Path, tmp_path: Path, rhymed) -> None:
     pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
     (tmp_path / "broken.parquet").write_text("PAR1")
     for source, complaint in (

@@ -39,7 +39,7 @@ def damage(run: Path) -> str:
     return f"sample 3/{PROMPT}/3"
 
 
-def test_a_sound_store_is_told_to_be_so(kept: Path, rhymed) -> None:
+def test_a_sound_store_is_reported_to_be_so(kept: Path, rhymed) -> None:
     status, out, err = rhymed("verify", kept)
     assert (status, err) == (0, "")
     assert "96 samples, 3 prompts" in out
@@ -60,7 +60,7 @@ def test_damage_is_named_with_the_ways_on(kept: Path, rhymed) -> None:
     assert [row["name"] for row in found["damaged"]] == [name]
 
 
-def test_a_file_that_kills_its_reader_is_told_to_be_damaged(kept: Path, rhymed) -> None:
+def test_a_file_that_kills_its_reader_is_reported_to_be_damaged(kept: Path, rhymed) -> None:
     file = kept / "store" / "data.mdb"
     for size in (16 << 12, 5000):
         os.truncate(file, size)
@@ -76,7 +76,7 @@ def test_a_file_that_kills_its_reader_is_told_to_be_damaged(kept: Path, rhymed) 
     assert (status, "no store process has opened it yet" in err) == (1, True)
 
 
-def test_what_cannot_be_kept_up_is_told(kept: Path, tmp_path: Path, rhymed) -> None:
+def test_what_cannot_be_kept_up_is_reported(kept: Path, tmp_path: Path, rhymed) -> None:
     assert "does not exist" in rhymed("verify", tmp_path / "gone")[2]
     (tmp_path / "there").mkdir()
     status, _, err = rhymed("backup", kept, tmp_path / "there")

@@ -110,11 +110,11 @@ def test_one_prompt_stands_side_by_side(run: Path, rhymed, wanted: str) -> None:
     assert "GHIJKLMNOPQ" in out  # the text of tokens 40 .. 50
 
 
-def test_accepted_drafts_are_dim_and_their_share_is_told(run: Path, rhymed) -> None:
+def test_accepted_drafts_are_dim_and_their_share_is_reported(run: Path, rhymed) -> None:
     out = rhymed("show", APPLES, "--run", run)[1]
     assert re.search(r"#1  reward 0, 10 tokens +#1  reward 1 \(exact 1, format 0\.25\),", out)
     assert " 10 tokens, 50% drafted" in out
-    assert "#1  reward 0, 10 tokens  " in out, "what is not known is not told"
+    assert "#1  reward 0, 10 tokens  " in out, "what is not known is not reported"
     assert out.rstrip().endswith("dim: accepted drafts")
     with open_folder(run) as folder:
         shown = columns(folder, APPLES, [1], 80)
@@ -124,7 +124,7 @@ def test_accepted_drafts_are_dim_and_their_share_is_told(run: Path, rhymed) -> N
     assert "\x1b[2mGHIJK\x1b[0mLMNOy" in console.file.getvalue()
 
 
-def test_turns_are_told_apart_with_their_calls(in_turns: Path, rhymed, monkeypatch) -> None:
+def test_turns_are_shown_apart_with_their_calls(in_turns: Path, rhymed, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     out = rhymed("show", APPLES, "--run", in_turns)[1]
     lines = [line.strip() for line in out.splitlines()]
@@ -148,7 +148,7 @@ def test_where_no_drafts_are_known_nothing_is_said_of_them(make_run, rhymed) -> 
     assert "draft" not in rhymed("show", APPLES, "--run", folder)[1]
 
 
-def test_epochs_can_be_chosen_and_a_missing_one_is_told(run: Path, rhymed) -> None:
+def test_epochs_can_be_chosen_and_a_missing_one_is_reported(run: Path, rhymed) -> None:
     _, out, _ = rhymed("show", APPLES, "--run", run, "--epochs", "2", "--limit", 1)
     assert "epoch 2" in out
     assert "epoch 1" not in out
@@ -179,7 +179,7 @@ def test_responses_cannot_steer_the_terminal(make_run, rhymed) -> None:
     assert "unscored, 256 tokens, dropped: scorer" in out
 
 
-def test_what_cannot_be_opened_is_told(tmp_path: Path, run: Path, make_run, rhymed) -> None:
+def test_what_cannot_be_opened_is_reported(tmp_path: Path, run: Path, make_run, rhymed) -> None:
     assert "does not exist: name a run's folder" in rhymed("stats", "--run", tmp_path / "gone")[2]
     (tmp_path / "bare").mkdir()
     assert "has no store in it" in rhymed("stats", "--run", tmp_path / "bare")[2]
@@ -189,7 +189,7 @@ def test_what_cannot_be_opened_is_told(tmp_path: Path, run: Path, make_run, rhym
     assert (status, "no prompt whose id begins with" in err) == (2, True)
 
 
-def test_a_damaged_store_is_told_and_not_read_to_death(tmp_path: Path, run: Path, rhymed) -> None:
+def test_a_damaged_store_is_reported_and_not_read_to_death(tmp_path: Path, run: Path, rhymed) -> None:
     whole = (run / "store" / "data.mdb").read_bytes()
     for name, content, complaint in (
         ("cut", whole[:12_000], "was cut"),
@@ -210,7 +210,7 @@ def test_every_verb_explains_itself_with_an_example(verb: tuple[str, ...], rhyme
     assert re.search(r"examples?:\n  rhymed history", capsys.readouterr().out)
 
 
-def test_what_is_damaged_is_told_and_the_rest_is_used(run: Path, tmp_path: Path, rhymed) -> None:
+def test_what_is_damaged_is_reported_and_the_rest_is_used(run: Path, tmp_path: Path, rhymed) -> None:
     with lmdb.open(str(run / "store"), max_dbs=8) as env, env.begin(write=True) as txn:
         table = env.open_db(b"tokens", txn=txn)
         key, value = next(iter(txn.cursor(table)))

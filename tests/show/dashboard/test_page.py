@@ -447,7 +447,7 @@ TEXTS = (
 )
 
 
-def test_the_turns_of_a_response_are_told_apart_with_their_calls(show):
+def test_the_turns_of_a_response_are_shown_apart_with_their_calls(show):
     page = show(FakeRun("turns", turns=True), hash=f"#samples/{5:016x}")
     page.wait("document.querySelectorAll('.card').length", 3 * GROUP)
     assert "3 turns2 rows2 calls, 1 failed" in page.text(".card-head")

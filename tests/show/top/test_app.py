@@ -37,7 +37,7 @@ class FakeBroker:
 
     def __init__(self, address: str) -> None:
         self.queues = snapshot()
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
         self.asked: list[messages.GetQueues] = []
         self.answering = 0  # now
         self.most = 0  # at once
@@ -57,7 +57,7 @@ class FakeBroker:
             if self.closed:
                 return messages.Group(step=message.step, prompt=message.prompt, members=[])
             return msgspec.structs.replace(group(), step=message.step, prompt=message.prompt)
-        self.told.append(message)
+        self.reported.append(message)
         if isinstance(message, messages.Pause):
             self.queues = msgspec.structs.replace(self.queues, paused=message.paused)
         elif message.worker == "rollout-8":
@@ -123,14 +123,14 @@ async def test_pausing_wants_a_yes_and_is_seen_at_once(broker: FakeBroker) -> No
         await pilot.press("p", "y")
         await seen(app, "‖ PAUSED")
         await seen(app, "paused: workers finish what they hold")
-        assert broker.told == [messages.Pause(paused=True)]
+        assert broker.reported == [messages.Pause(paused=True)]
 
 
 async def test_draining_and_what_the_broker_refuses(broker: FakeBroker) -> None:
     async with shown(broker.server.address) as (pilot, app):
         await seen(app, "● live")
         await pilot.press("down", "down", "d", "y")
-        await until(lambda: broker.told == [messages.Drain(worker="rollout-1", drained=True)], "the order")
+        await until(lambda: broker.reported == [messages.Drain(worker="rollout-1", drained=True)], "the order")
         await pilot.press("end", "up", "d", "y")
         await seen(app, "not done: no worker is called 'rollout-8'")
 
@@ -375,7 +375,7 @@ async def test_a_script_steers(broker: FakeBroker) -> None:
     status, out, err = await steer("drain", "rollout-1", "rollout-8", *options)
     assert (status, out) == (2, "rollout-1 is drained: it gets no new samples\n")
     assert "no worker is called 'rollout-8'" in err
-    assert broker.told == [
+    assert broker.reported == [
         messages.Pause(paused=True),
         messages.Drain(worker="rollout-1", drained=True),
         messages.Drain(worker="rollout-8", drained=True),
@@ -393,16 +393,18 @@ def test_without_the_operators_key_nobody_steers(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["drain"], "needs the name of a worker"),
         (["pause", "rollout-1"], "is for the whole run; `rhymed steer drain rollout-1`"),
         (["stop"], "invalid choice: 'stop'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_makes_no_sense_is_refused(
+    arguments: list[str], reported: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     from rhymed.start.cli import main
 
     with contextlib.suppress(SystemExit):
         assert main(["steer", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err

@@ -142,7 +142,7 @@ def test_the_trainer_is_not_drained() -> None:
 
 
 @pytest.mark.parametrize("state", ["waiting", "silent", "ended", "finished"])
-def test_nothing_is_told_to_who_does_not_answer(state: str) -> None:
+def test_nothing_is_sent_to_who_does_not_answer(state: str) -> None:
     seen = make_ui()
     seen.connection = Connection(state, NOW)
     for key in "pd":

@@ -39,7 +39,7 @@ def test_paused_and_in_trouble() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "reported"),
     [
         ("silent", "○ no answer for 1m05s"),
         ("ended", "■ ended 1m05s ago"),
@@ -47,11 +47,11 @@ def test_paused_and_in_trouble() -> None:
         ("live", "● live"),
     ],
 )
-def test_how_it_stands_with_the_broker_is_said_and_the_last_picture_kept(state: str, told: str) -> None:
+def test_how_it_stands_with_the_broker_is_said_and_the_last_picture_kept(state: str, reported: str) -> None:
     seen = make_ui()
     seen.connection = Connection(state, NOW)
     first, *rest = plain(seen, 80, 24, NOW + 65)
-    assert first.endswith(told)
+    assert first.endswith(reported)
     assert rest == plain(make_ui(), 80, 24)[1:]
 
 
@@ -100,10 +100,10 @@ def test_of_a_group_whose_step_is_done_the_last_picture_stays() -> None:
     seen.selected["group"] = "1"
     same("past-100x30", plain(seen, 100, 30))
     lines = {line.plain.strip(): line for line in paint(seen, 100, 30, NOW).lines}
-    told = next(line for text, line in lines.items() if text.startswith("the step is done"))
+    reported = next(line for text, line in lines.items() if text.startswith("the step is done"))
     row = next(line for text, line in lines.items() if text.startswith("2 running"))
     assert "dim" in {str(span.style) for span in row.spans if span.end - span.start == len(row)}
-    assert "dim" not in {str(span.style) for span in told.spans}
+    assert "dim" not in {str(span.style) for span in reported.spans}
 
 
 def test_questions_and_keys_stand_over_the_screen() -> None:
@@ -268,7 +268,7 @@ def test_a_box_may_be_larger_than_the_screen() -> None:
     assert len(lines) == 2
 
 
-def test_samples_of_a_worker_are_told_by_who_has_them_longest() -> None:
+def test_samples_of_a_worker_are_reported_by_who_has_them_longest() -> None:
     held = [Holding(id=SampleId(1, "p", index), seconds=float(index)) for index in range(3)]
     queues = changed(snapshot(), workers=[rollout(0, holding=held)])
     text = [line.split() for line in plain(make_ui(queues, view="worker", worker="rollout-0"), 80, 24)]

@@ -10,7 +10,7 @@ from rhymed.show.top.state import LENGTH, REWARD, STEPS, WINDOW, History
 from tests.show.top.sample_run import rollout, snapshot
 
 
-def told(history: History, uptime_s: float, *rows: WorkerRow) -> None:
+def reported(history: History, uptime_s: float, *rows: WorkerRow) -> None:
     history.add(msgspec.structs.replace(snapshot(uptime_s=uptime_s), workers=list(rows)))
 
 
@@ -22,7 +22,7 @@ def test_shares_are_of_the_last_minute() -> None:
     history = History()
     for look in range(WINDOW + 8):
         busy = min(look, 7) * 5.0
-        told(history, look * 5.0, spent(verify=busy, idle=look * 5.0 - busy))
+        reported(history, look * 5.0, spent(verify=busy, idle=look * 5.0 - busy))
         if look == 4:
             assert history.shares("rollout-0") == {"verify": 1.0, "idle": 0.0}
     assert history.idle("rollout-0") == pytest.approx(1.0), "it was busy only before the last minute"
@@ -30,26 +30,26 @@ def test_shares_are_of_the_last_minute() -> None:
 
 def test_a_new_process_begins_anew() -> None:
     history = History()
-    told(history, 0, spent(verify=1000, idle=0))
-    told(history, 5, spent(verify=1005, idle=0))
-    told(history, 10, spent(verify=0, idle=1))
+    reported(history, 0, spent(verify=1000, idle=0))
+    reported(history, 5, spent(verify=1005, idle=0))
+    reported(history, 10, spent(verify=0, idle=1))
     assert history.shares("rollout-0") == {}
-    told(history, 15, spent(verify=0, idle=6))
+    reported(history, 15, spent(verify=0, idle=6))
     assert history.idle("rollout-0") == 1.0
 
 
 def test_who_does_not_tell_is_not_idle() -> None:
     history = History()
     for second in range(0, 30, 5):
-        told(history, second, rollout(0, stats={}))
+        reported(history, second, rollout(0, stats={}))
     assert history.idle("rollout-0") is None
     assert history.shares("nobody") == {}
 
 
 def test_a_broker_that_starts_again_has_another_clock() -> None:
     history = History()
-    told(history, 5000, spent(verify=10, idle=0))
-    told(history, 1, spent(verify=10, idle=4))
+    reported(history, 5000, spent(verify=10, idle=0))
+    reported(history, 1, spent(verify=10, idle=4))
     assert history.idle("rollout-0") == 1.0
 
 
@@ -58,7 +58,7 @@ def test_it_is_bounded_and_forgets_who_left() -> None:
     history.add_steps({"step": step, "reward/mean": 1.0} for step in range(3 * STEPS))
     assert len(history.series(REWARD)) == STEPS
     for second in range(1000):
-        told(history, second, spent(second // 500, idle=second))
+        reported(history, second, spent(second // 500, idle=second))
     assert len(history._workers) == len(history._seconds) == 1
     assert len(history.rates) < 300
 

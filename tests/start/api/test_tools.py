@@ -89,7 +89,7 @@ def test_what_can_be_imported_stays_where_it_is(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_copied_is_told_in_words(tmp_path: Path) -> None:
+def test_what_cannot_be_copied_is_reported_in_words(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match=r"tools: .* is no function with a name"):
         write_tools([lambda text: text], tmp_path, "tools")
     with pytest.raises(ConfigError, match=r"tools: \[3\]: pass functions"):

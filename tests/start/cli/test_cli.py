@@ -110,7 +110,7 @@ def test_resuming_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.Captu
     assert "does not exist" in capsys.readouterr().err
 
 
-def test_a_role_without_a_run_is_told_what_to_give(
+def test_a_role_without_a_run_hears_what_to_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

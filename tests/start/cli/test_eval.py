@@ -58,12 +58,13 @@ def test_a_checkpoint_by_number_latest_or_folder(config: Config) -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "told"), [("3", "steps there: 2"), ("latest", "steps there: none"), ("lastest", "neither latest, nor")]
+    ("which", "reported"),
+    [("3", "steps there: 2"), ("latest", "steps there: none"), ("lastest", "neither latest, nor")],
 )
-def test_a_checkpoint_that_is_not_there(config: Config, which: str, told: str) -> None:
+def test_a_checkpoint_that_is_not_there(config: Config, which: str, reported: str) -> None:
     if which == "3":
         checkpoint.save(layout_of(config).checkpoints, 2, lambda made: (made / "config.json").touch() or None, keep=5)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         evaluating(config, which)
 
 

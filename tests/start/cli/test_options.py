@@ -25,8 +25,8 @@ def refused(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as end:
         main(words)
     assert end.value.code == 2
-    (told,) = capsys.readouterr().err.splitlines()
-    return told
+    (reported,) = capsys.readouterr().err.splitlines()
+    return reported
 
 
 @pytest.mark.parametrize("command", NAMING)
@@ -53,7 +53,7 @@ def test_what_else_a_command_takes_comes_before_the_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (["steer", "pause"], "is a run's folder, not a worker; did you mean --run {}?"),
         (["steer", "drain", "rollout-0"], "is a run's folder, not a worker; did you mean --run {}?"),
@@ -61,10 +61,10 @@ def test_what_else_a_command_takes_comes_before_the_folder() -> None:
     ],
 )
 def test_a_folder_that_was_taken_for_something_else(
-    words: list[str], told: str, run: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], reported: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, str(run)]) == 2
-    assert told.format(run) in capsys.readouterr().err
+    assert reported.format(run) in capsys.readouterr().err
 
 
 def test_a_folder_where_a_command_has_no_more_words(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,16 +83,16 @@ BROKEN = (
 )
 
 
-@pytest.mark.parametrize(("text", "told"), BROKEN)
+@pytest.mark.parametrize(("text", "reported"), BROKEN)
 @pytest.mark.parametrize("command", ["queues", "steer pause --run"])
-def test_a_broken_configuration_is_told_in_words(
-    command: str, text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_broken_configuration_is_reported_in_words(
+    command: str, text: str, reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text(text)
     assert main([*command.split(), str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"rhymed: {tmp_path}/config.json: ")
-    assert told in line
+    assert reported in line
     assert "pydantic" not in line
 
 

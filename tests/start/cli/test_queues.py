@@ -129,10 +129,10 @@ def test_80_columns_are_enough() -> None:
     whole = [" ".join(line.split()) for line in lines]
     assert "▶ rollout@some-host:1234567 v3 8/8 - - 0.4s load version 12" in whole
     assert "eval-v12/0123456789abcdef/0 8,192 1h06m rollout@some-host:1234567" in whole
-    told = " ".join(whole)
+    reported = " ".join(whole)
     for state, purpose in plain.PURPOSE.items():
         assert f"{state} 1,024 - {purpose}" in whole, "every queue, with its depth"
-        assert f"1024 {state}" in told, "and of every step"
+        assert f"1024 {state}" in reported, "and of every step"
     long = [line for line in lines if len(line.rstrip()) > 80]
     assert not long
 
@@ -145,14 +145,16 @@ def test_the_address_comes_from_the_run_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "status", "told"),
+    ("address", "status", "reported"),
     [("ipc://{}/none", 2, "no run is alive at ipc://"), ("tcp://127.0.0.1:9", 1, "no broker answered at tcp://")],
 )
-def test_nobody_there_is_told_within_the_deadline(tmp_path: Path, address: str, status: int, told: str) -> None:
+def test_nobody_there_is_reported_within_the_deadline(
+    tmp_path: Path, address: str, status: int, reported: str
+) -> None:
     command = [sys.executable, "-m", "rhymed", "queues", "--json", "--broker", address.format(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == status
-    assert told in done.stderr
+    assert reported in done.stderr
     assert "--run FOLDER" in done.stderr
 
 

@@ -85,10 +85,12 @@ def test_the_live_screen_fits_every_terminal(size: tuple[int, int], workers: int
         assert ("more; rhymed top shows all" in shown) == (workers > 12)
 
 
-@pytest.mark.parametrize(("state", "told"), [("waiting", "asking the broker, 12s"), ("silent", "no answer for 12s")])
-def test_a_silent_broker_is_on_the_live_screen(state: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "reported"), [("waiting", "asking the broker, 12s"), ("silent", "no answer for 12s")]
+)
+def test_a_silent_broker_is_on_the_live_screen(state: str, reported: str) -> None:
     seen = queues(1) if state == "silent" else None
-    assert told in glanced(seen, connection=Connection(state, 0.0))  # type: ignore[arg-type]
+    assert reported in glanced(seen, connection=Connection(state, 0.0))  # type: ignore[arg-type]
 
 
 def test_plain_output_has_one_line_a_step_and_never_repeats_one(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_a_jump_of_the_mismatch_is_said_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_steps_that_teach_nothing_are_told_when_they_begin(tmp_path: Path, plain: bool) -> None:
+def test_steps_that_teach_nothing_are_reported_when_they_begin(tmp_path: Path, plain: bool) -> None:
     config = Config(run=Run(folder=str(tmp_path)))
     out = Console(file=io.StringIO(), width=200, force_terminal=not plain)
     good = {"reward/mean": 0.5, "actor/grad_norm": 0.3, "actor/samples": 8.0, "actor/skipped_updates": 0.0}
@@ -136,8 +138,8 @@ def test_steps_that_teach_nothing_are_told_when_they_begin(tmp_path: Path, plain
     with Screen(config, layout_of(config), plain=plain, console=out) as screen:
         for step, metrics in enumerate(steps, 1):
             screen.show(queues(step, **metrics))
-        told = [event.partition("WARNING ")[2] for event in screen._events]
-    assert told == [
+        reported = [event.partition("WARNING ")[2] for event in screen._events]
+    assert reported == [
         "step 2: every token was left out by trainer.correction or trainer.off_policy_mask",
         "step 4: the gradient was 0, because all rewards of each group are equal",
         "step 6: updates were skipped, because loss or gradient was not finite",
@@ -174,7 +176,7 @@ def test_an_evaluation_tells_what_was_dropped_even_when_nothing_is_left() -> Non
     ]
 
 
-def test_on_plain_lines_a_trouble_is_told_when_it_begins_and_when_all_are_over(tmp_path: Path) -> None:
+def test_on_plain_lines_a_trouble_is_reported_when_it_begins_and_when_all_are_over(tmp_path: Path) -> None:
     config = Config(run=Run(folder=str(tmp_path)))
     out = Console(file=io.StringIO(), width=160)
     with Screen(config, layout_of(config), plain=True, console=out) as screen:
@@ -193,11 +195,11 @@ def test_neither_growing_queues_nor_flapping_workers_flood_the_plain_lines(tmp_p
     out = Console(file=io.StringIO(), width=80)
     with Screen(config, layout_of(config), plain=True, console=out) as screen:
         for count in range(50):
-            told = [
+            reported = [
                 f"no reward worker is here: {count} samples wait to be scored",
                 "rollout-1 has been silent for 11 s",
             ]
-            screen.show(msgspec.structs.replace(queues(1), troubles=told))
+            screen.show(msgspec.structs.replace(queues(1), troubles=reported))
             screen.show(msgspec.structs.replace(queues(1), troubles=[]))
         screen.show(msgspec.structs.replace(queues(1), troubles=["rollout-2 has been silent for 11 s"]))
     shown = out.file.getvalue()  # type: ignore[attr-defined]
@@ -206,7 +208,7 @@ def test_neither_growing_queues_nor_flapping_workers_flood_the_plain_lines(tmp_p
     assert shown.count("continues") == 1
 
 
-def test_the_start_of_many_workers_is_told_in_short_lines(tmp_path: Path) -> None:
+def test_the_start_of_many_workers_is_reported_in_short_lines(tmp_path: Path) -> None:
     config = Config(run=Run(folder=str(tmp_path)))
     out = Console(file=io.StringIO(), width=80)
     idle = queues(0)
@@ -220,8 +222,8 @@ def test_the_start_of_many_workers_is_told_in_short_lines(tmp_path: Path) -> Non
             trainer = msgspec.structs.replace(one, worker="trainer", role="trainer", phase=f"train {done}/64")
             screen.show(msgspec.structs.replace(idle, workers=[*many, trainer]))
     lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    told = "900 rollout: decode, 100 rollout: load, 1 trainer: train 0/64"
-    assert [one.strip().partition("   ")[2] for one in lines[2:]] == [told]
+    reported = "900 rollout: decode, 100 rollout: load, 1 trainer: train 0/64"
+    assert [one.strip().partition("   ")[2] for one in lines[2:]] == [reported]
 
 
 def test_a_steps_line_fits_on_80_columns() -> None:

@@ -46,16 +46,16 @@ def alive(pid: int) -> bool:
 async def test_a_killed_process_is_started_again_and_said_so(tmp_path, logs, script) -> None:
     pids = tmp_path / "pids"
     text = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(60)"
-    told: list[str] = []
+    reported: list[str] = []
 
     def read() -> list[int]:
         return [int(line) for line in pids.read_text().splitlines()] if pids.exists() else []
 
-    async with Supervisor([script("worker", text, pids)], logs, told.append):
+    async with Supervisor([script("worker", text, pids)], logs, reported.append):
         await until(lambda: len(read()) == 1)
         os.kill(read()[0], 9)
         await until(lambda: len(read()) == 2)
-        assert "worker ended (signal SIGKILL); starting it again" in told[0]
+        assert "worker ended (signal SIGKILL); starting it again" in reported[0]
     assert not any(alive(pid) for pid in read())
 
 
@@ -113,10 +113,10 @@ async def test_one_that_ignores_sigterm_is_killed(logs, script, monkeypatch, tmp
 
 async def test_what_cannot_get_better_is_not_tried_again(logs, script) -> None:
     command = script("reward-0", "import sys; print('no such function'); sys.exit(2)")
-    told: list[str] = []
-    async with Supervisor([command], logs, told.append) as running:
+    reported: list[str] = []
+    async with Supervisor([command], logs, reported.append) as running:
         await asyncio.wait_for(running.failed.wait(), 60)
-    assert told == []
+    assert reported == []
     assert "reward-0 ended once and for all: no such function" in running.failure
 
 
@@ -125,10 +125,10 @@ async def test_an_engine_that_does_not_start_twice_with_the_same_words_is_not_tr
         "import sys; print('rhymed: EngineUnstartable: vLLM did not start: no such operator\\n  in torch');"
         "print('a library says goodbye'); sys.exit(69)"
     )
-    told: list[str] = []
-    async with Supervisor([script("rollout-0", text)], logs, told.append) as running:
+    reported: list[str] = []
+    async with Supervisor([script("rollout-0", text)], logs, reported.append) as running:
         await asyncio.wait_for(running.failed.wait(), 60)
-    assert len(told) == 1
+    assert len(reported) == 1
     words = "EngineUnstartable: vLLM did not start: no such operator in torch"
     assert f"rollout-0 ended 2 times: {words}" in running.failure
 
@@ -158,28 +158,28 @@ async def test_one_that_was_sent_away_is_started_again_but_the_broker_is_not(
     starts = tmp_path / "starts"
     command = script("rollout-0", "import sys; open(sys.argv[1], 'a').write('x')", starts)
     broker = Command("broker", [sys.executable, "-c", "pass"])
-    told: list[str] = []
-    async with Supervisor([command, broker], logs, told.append) as running:
+    reported: list[str] = []
+    async with Supervisor([command, broker], logs, reported.append) as running:
         await until(lambda: starts.exists() and len(starts.read_text()) >= 2)
         await until(lambda: running.left("broker"))
-    assert "rollout-0 had left; starting it again" in told
-    assert not any("broker" in line for line in told)
+    assert "rollout-0 had left; starting it again" in reported
+    assert not any("broker" in line for line in reported)
 
 
 async def test_a_restart_says_why_and_a_full_disk_is_waited_for(logs, script, monkeypatch, tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     command = script("trainer", "import sys; print('rhymed: CheckpointError: no room'); sys.exit(1)")
-    async with Supervisor([command], logs, told.append) as running:
-        await until(lambda: bool(told))
-        assert told[0].startswith("trainer ended (status 1: CheckpointError: no room); starting it again")
+    async with Supervisor([command], logs, reported.append) as running:
+        await until(lambda: bool(reported))
+        assert reported[0].startswith("trainer ended (status 1: CheckpointError: no room); starting it again")
         usage = supervisor.shutil.disk_usage(tmp_path)
         real = supervisor.shutil.disk_usage
         monkeypatch.setattr(supervisor.shutil, "disk_usage", lambda path: usage._replace(free=0))
-        await until(lambda: any("waits: trainer ended, and the disk under" in line for line in told))
+        await until(lambda: any("waits: trainer ended, and the disk under" in line for line in reported))
         assert not running.failed.is_set()
-        again = len(told)
+        again = len(reported)
         monkeypatch.setattr(supervisor.shutil, "disk_usage", real)
-        await until(lambda: any("starting it again" in line for line in told[again:]))
+        await until(lambda: any("starting it again" in line for line in reported[again:]))
         monkeypatch.setattr(supervisor, "FULL_S", 0.0)
         monkeypatch.setattr(supervisor.shutil, "disk_usage", lambda path: usage._replace(free=0))
         await asyncio.wait_for(running.failed.wait(), 60)
@@ -237,9 +237,9 @@ async def test_workers_hand_back_while_broker_and_store_are_there(tmp_path, scri
     names = ("store", "broker", "trainer", "rollout-0")
     async with Supervisor([script(name, text, tmp_path, name) for name in names], logs, lambda _: None):
         await until(lambda: len(list(tmp_path.glob("*.up"))) == len(names))
-    told = {name: (tmp_path / f"{name}.told").read_text() for name in names}
+    reported = {name: (tmp_path / f"{name}.told").read_text() for name in names}
     both = "broker store"
-    assert told == {"trainer": both, "rollout-0": both, "broker": both, "store": "store"}
+    assert reported == {"trainer": both, "rollout-0": both, "broker": both, "store": "store"}
 
 
 async def test_only_the_leader_is_asked_to_end_and_may_end_its_children_itself(tmp_path, logs, script) -> None:
@@ -287,21 +287,21 @@ async def test_a_process_is_restarted_although_its_output_file_is_gone(logs, scr
         "sys.exit('no reason that anybody can find')\n"
     )
     starts = tmp_path / "starts"
-    told: list[str] = []
+    reported: list[str] = []
     command = script("trainer", text, folder, starts)
-    async with Supervisor([command], lambda name: folder / f"{name}.log", told.append) as running:
+    async with Supervisor([command], lambda name: folder / f"{name}.log", reported.append) as running:
         await until(lambda: starts.exists() and len(starts.read_text()) >= 3)
         assert not running.failed.is_set()
-    assert "trainer ended (status 1: no reason that anybody can find); starting it again" in told[0]
+    assert "trainer ended (status 1: no reason that anybody can find); starting it again" in reported[0]
 
 
 async def test_a_process_that_cannot_be_started_ends_the_run_in_words(logs, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.05)
-    told: list[str] = []
-    async with Supervisor([Command("trainer", [str(tmp_path / "nothing")])], logs, told.append) as running:
+    reported: list[str] = []
+    async with Supervisor([Command("trainer", [str(tmp_path / "nothing")])], logs, reported.append) as running:
         await asyncio.wait_for(running.failed.wait(), 60)
-    assert told[0].startswith("trainer could not be started ([Errno 2] No such file")
+    assert reported[0].startswith("trainer could not be started ([Errno 2] No such file")
     assert "trainer ended 2 times: [Errno 2] No such file" in running.failure
 
 

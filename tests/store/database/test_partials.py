@@ -46,7 +46,7 @@ async def test_a_part_takes_the_place_of_all_behind_its_start(client: StoreClien
     assert await read(client, ONE) == {ONE: [6]}
 
 
-async def test_a_part_behind_a_hole_is_not_kept_and_told(client: StoreClient) -> None:
+async def test_a_part_behind_a_hole_is_not_kept_and_reported(client: StoreClient) -> None:
     assert await client.put_partials({ONE: (2, [1])}) == [ONE]
     assert await read(client, ONE) == {}
     assert await client.put_partials({ONE: (0, [1, 2]), TWO: (0, [5])}) == []

@@ -120,10 +120,10 @@ def test_a_sample_keeps_its_first_record(local: LocalStore) -> None:
     assert (stats.samples, stats.tokens) == (2, 100)
 
 
-async def test_who_puts_another_record_is_told_of_the_first(client: StoreClient) -> None:
+async def test_who_puts_another_record_hears_of_the_first(client: StoreClient) -> None:
     first, other = new_sample(0, 0), new_sample(0, 1)
     assert await client.put_samples([first, other]) == []
-    assert await client.put_samples([other, first]) == [], "told again, nothing is new"
+    assert await client.put_samples([other, first]) == [], "reported again, nothing is new"
     await client.put_scores([Score(id=first.info.id, reward=1.0)])
     assert await client.put_samples([first]) == [], "how far it came is no difference"
     changes = {

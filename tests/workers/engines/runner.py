@@ -108,5 +108,5 @@ async def main(model: Path, weights: Path, adapter: Path, method: str, ranks: in
 if __name__ == "__main__":
     model, weights, adapter, method, ranks, folder = sys.argv[1:]
     np.seterr(all="raise", under="ignore")
-    told = asyncio.run(main(Path(model), Path(weights), Path(adapter), method, int(ranks), Path(folder)))
-    print("\n" + json.dumps(told), flush=True)
+    reported = asyncio.run(main(Path(model), Path(weights), Path(adapter), method, int(ranks), Path(folder)))
+    print("\n" + json.dumps(reported), flush=True)

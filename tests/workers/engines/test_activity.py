@@ -78,10 +78,10 @@ def test_a_reader_never_sees_half_a_record(reader: ActivityReader) -> None:
         before = reader.seconds()
         until = time.monotonic() + 0.5
         for look in itertools.count():
-            asked, told, now = time.monotonic(), reader.seconds(), time.monotonic()
-            back, late = max(back, *(before[name] - told[name] for name in BUSY)), max(late, now - asked)
-            assert sum(told.values()) <= now - began + 1e-3
-            before = told
+            asked, reported, now = time.monotonic(), reader.seconds(), time.monotonic()
+            back, late = max(back, *(before[name] - reported[name] for name in BUSY)), max(late, now - asked)
+            assert sum(reported.values()) <= now - began + 1e-3
+            before = reported
             if look > 1000 and now > until:
                 break
         whole, idle, longest = map(float, writer.communicate(timeout=60)[0].split())
@@ -93,9 +93,9 @@ def test_where_nobody_writes_a_request_counts_as_decoding(reader: ActivityReader
     assert reader.seconds() == {"decode": 0}
     with reader.working(), reader.working():
         time.sleep(0.01)
-    told = reader.seconds()["decode"]
-    assert told >= 0.01
-    assert reader.seconds() == {"decode": told}
+    reported = reader.seconds()["decode"]
+    assert reported >= 0.01
+    assert reader.seconds() == {"decode": reported}
 
 
 def step(scheduled: dict[str, int], drafts: dict[str, list[int]] | None = None) -> Any:
@@ -145,9 +145,9 @@ def test_steps_of_either_model_runner_count(
     assert runner_class.execute_model(runner, step({"a": 4, "b": 1}, {"a": [7, 8, 9]})) == "made"
     time.sleep(0.01)
     assert runner_class.execute_model(runner, step({})) == "made"
-    told = reader.seconds()
-    assert told["verify"] >= 0.01
-    assert sum(told.values()) == told["verify"]
+    reported = reader.seconds()
+    assert reported["verify"] >= 0.01
+    assert sum(reported.values()) == reported["verify"]
 
 
 def test_an_engine_of_the_first_runner_does_not_load_the_second(monkeypatch: pytest.MonkeyPatch) -> None:

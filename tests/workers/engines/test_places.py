@@ -91,7 +91,7 @@ async def test_tokens_stay_with_drafts_after_sleep_and_with_weights_from_memory(
     }
     publisher = Publisher(tmp_path, "float32", offers=Offers())
     path = publisher.publish(1, weights.items()).path
-    told = {}
+    reported = {}
     for drafts in ("none", "history"):
         settings = config(tiny_model, place, drafts)
         engine = VllmEngine(settings, tiny_model)
@@ -105,9 +105,9 @@ async def test_tokens_stay_with_drafts_after_sleep_and_with_weights_from_memory(
             assert place == "cpu" or torch.cuda.mem_get_info()[0] > awake + 2**30
             await engine.load(1, path)
             assert [await answers(engine, settings, step) for step in range(2)] == first
-            told[drafts] = first
+            reported[drafts] = first
         finally:
             await engine.close()
     publisher.close()
-    assert told["none"] == told["history"]
-    assert sum(len(tokens) for step in told["none"] for tokens in step) > 1000
+    assert reported["none"] == reported["history"]
+    assert sum(len(tokens) for step in reported["none"] for tokens in step) > 1000

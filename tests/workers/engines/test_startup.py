@@ -109,11 +109,11 @@ def write(log: Path, *entries: tuple[str, str]) -> Path:
     ],
 )
 def test_the_deepest_cause_and_its_cure(tmp_path: Path, entries, error: str, words: str, cure: str) -> None:
-    told = explain(RuntimeError(error), write(tmp_path / "rollout-0.log", *entries))
-    assert told.startswith(words)
-    assert cure in told
-    assert cure or told == words, "no cure of something else"
-    assert "\n" not in told
+    reported = explain(RuntimeError(error), write(tmp_path / "rollout-0.log", *entries))
+    assert reported.startswith(words)
+    assert cure in reported
+    assert cure or reported == words, "no cure of something else"
+    assert "\n" not in reported
 
 
 def test_an_engine_that_does_not_fit_names_what_to_change(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_class_that_cannot_be_loaded_is_said_before_an_engine_starts(tmp_path:
     monkeypatch.setenv("PYTHONPATH", str(package.parent.parent.parent))
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    told = try_model(tmp_path)
-    assert told.startswith("RuntimeError: operator torchvision::nms does not exist: pip uninstall torchvision")
+    reported = try_model(tmp_path)
+    assert reported.startswith("RuntimeError: operator torchvision::nms does not exist: pip uninstall torchvision")
     (tmp_path / "cache/modelinfos").mkdir(parents=True)
     (tmp_path / "cache/modelinfos/vllm-model_executor-models-llama-LlamaForCausalLM.json").write_text("{}")
     assert try_model(tmp_path) == "", "vLLM has looked at it before"

@@ -168,8 +168,8 @@ async def test_ends_at_the_limit_or_at_the_end_token(engine: Any) -> None:
     jobs = [task(engine, index, step=1) for index in range(24)]
     outputs = await asyncio.gather(*(engine.generate(job) for job in jobs))
     assert {output.finish_reason for output in outputs} <= {"stop", "length"}
-    for output, (told, yields) in zip(outputs, await engine.drafting([job.id for job in jobs]), strict=True):
-        assert accepted(yields, len(output.tokens)).sum() == told.accepted
+    for output, (reported, yields) in zip(outputs, await engine.drafting([job.id for job in jobs]), strict=True):
+        assert accepted(yields, len(output.tokens)).sum() == reported.accepted
         assert not accepted(yields, len(output.tokens))[0], "the first token follows the prompt, which has no draft"
         ended = output.tokens[-1] == EOS
         assert output.finish_reason == ("stop" if ended else "length")
@@ -308,19 +308,19 @@ async def afresh(engine: Any, job: Task) -> tuple[Output, int]:
     await engine.remember(job.id.prompt, PROMPT, [])
     await asyncio.sleep(2)  # the empty index takes the place of the one that knows the answer
     output = await engine.generate(job)
-    ((told, yields),) = await engine.drafting([job.id])
-    assert accepted(yields, len(output.tokens)).sum() == told.accepted
+    ((reported, yields),) = await engine.drafting([job.id])
+    assert accepted(yields, len(output.tokens)).sum() == reported.accepted
     equal = [a == b for a, b in zip(job.carried, output.tokens, strict=False)]
-    assert (told.carried, told.kept) == (len(job.carried), [*equal, False].index(False))
-    return output, told.forwards
+    assert (reported.carried, reported.kept) == (len(job.carried), [*equal, False].index(False))
+    return output, reported.forwards
 
 
 async def test_what_a_sample_made_before_only_saves_steps(engine: Any) -> None:
     jobs = [task(engine, index, step=10) for index in range(40)]
     outputs = await asyncio.gather(*(engine.generate(job) for job in jobs))
     index = max(range(40), key=lambda index: len(outputs[index].tokens))
-    plain, ((told, _),) = outputs[index], await engine.drafting([jobs[index].id])
-    plain_steps = told.forwards  # as long as nothing has been written that helps
+    plain, ((reported, _),) = outputs[index], await engine.drafting([jobs[index].id])
+    plain_steps = reported.forwards  # as long as nothing has been written that helps
     tokens, half = plain.tokens.tolist(), len(plain.tokens) // 2
     assert len(tokens) > 60
     other = [*tokens[:half], 2 + (tokens[half] + 1) % 200, *tokens[half + 1 :]]
@@ -514,7 +514,7 @@ async def test_no_process_outlives_a_killed_worker(tiny_model: Path, tmp_path: P
         await asyncio.sleep(0.1)
 
 
-async def test_what_the_engines_steps_do_is_told_second_by_second(engine: Any) -> None:
+async def test_what_the_engines_steps_do_is_reported_second_by_second(engine: Any) -> None:
     async def settled() -> dict[str, float]:
         while True:
             before = engine.seconds()

@@ -44,7 +44,7 @@ async def ask(pool: Environments, tool: str, name: str = "a", **arguments: Any) 
     return await pool.step(name, calls(tool, **arguments), last=False)
 
 
-async def told(pool: Environments, tool: str, name: str = "a", **arguments: Any) -> str:
+async def reported(pool: Environments, tool: str, name: str = "a", **arguments: Any) -> str:
     """What the policy reads."""
     (message,) = (await ask(pool, tool, name, **arguments)).messages
     return str(message["content"])

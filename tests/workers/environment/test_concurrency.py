@@ -11,7 +11,7 @@ import pytest
 from rhymed.core.errors import EnvironmentFailed, EnvironmentLost
 from rhymed_workers.environment import process
 from rhymed_workers.sessions.calls import Read, Wanted
-from tests.workers.environment.pools import CHAT, Make, ask, calls, maker, told
+from tests.workers.environment.pools import CHAT, Make, ask, calls, maker, reported
 
 TOOLS = '''
 import asyncio, os, signal, threading, time
@@ -124,7 +124,7 @@ def make(tmp_path: Path) -> Make:
 async def test_hundreds_wait_for_async_tools_in_one_process(make: Make) -> None:
     async with make(tools="meet") as pool:
         assert pool.slots == 256
-        met = await asyncio.gather(*(told(pool, "meet", str(number), count=200) for number in range(200)))
+        met = await asyncio.gather(*(reported(pool, "meet", str(number), count=200) for number in range(200)))
         assert len(set(met)) == 1
 
 
@@ -139,20 +139,20 @@ async def test_the_calls_of_a_turn_are_made_together_if_they_are_async(make: Mak
 async def test_sync_tools_run_one_at_a_time_in_the_main_thread(make: Make) -> None:
     async with make(tools="work,alarm") as pool:
         assert pool.slots == 8
-        ran = await asyncio.gather(*(told(pool, "work", seconds=0.02) for _ in range(8)))
+        ran = await asyncio.gather(*(reported(pool, "work", seconds=0.02) for _ in range(8)))
         assert set(ran) == {"1 at once"}
-        assert await told(pool, "alarm") == "rung"
+        assert await reported(pool, "alarm") == "rung"
 
 
 async def test_threads_run_sync_tools_together(make: Make) -> None:
     async with make(tools="together", threads=3) as pool:
         assert pool.slots == 24
-        assert await asyncio.gather(*(told(pool, "together") for _ in range(3))) == ["[0, 1, 2]"] * 3
+        assert await asyncio.gather(*(reported(pool, "together") for _ in range(3))) == ["[0, 1, 2]"] * 3
 
 
 async def test_who_waits_for_others_is_not_late(make: Make) -> None:
     async with make(tools="work", timeout_s=4.0) as pool:
-        ran = await asyncio.gather(*(told(pool, "work", seconds=1.0) for _ in range(6)))
+        ran = await asyncio.gather(*(reported(pool, "work", seconds=1.0) for _ in range(6)))
         assert set(ran) == {"1 at once"}
 
 
@@ -161,7 +161,7 @@ async def test_a_slow_async_call_is_cancelled_alone(make: Make) -> None:
         (pid,) = pool.pids
         late = asyncio.create_task(ask(pool, "nap", seconds=600))
         both = Read("", [Wanted("nap", {"seconds": 600}), Wanted("nap", {"seconds": 0})])
-        part, met = await asyncio.gather(pool.step("b", both, last=False), told(pool, "meet", count=1))
+        part, met = await asyncio.gather(pool.step("b", both, last=False), reported(pool, "meet", count=1))
         assert met.startswith("met")
         why = "took longer than 3 s (environment.timeout_s) and was cancelled"
         for stepped in (await late, part):
@@ -190,7 +190,7 @@ async def test_what_cannot_be_cancelled_costs_the_process_and_others_are_lost(
             assert line in TOOLS.splitlines()[int(found[2]) - 1]
         with pytest.raises(EnvironmentLost):
             await other
-        assert await told(pool, "nap", seconds=0) == "rested"
+        assert await reported(pool, "nap", seconds=0) == "rested"
         assert pool.pids != [pid]
 
 
@@ -226,6 +226,6 @@ async def test_who_leaves_costs_nobody_anything(make: Make) -> None:
         await asyncio.sleep(0.1)
         for each in asked:
             each.cancel()
-        assert await told(pool, "work", seconds=0) == "1 at once"
-        assert await told(pool, "nap", seconds=0.5) == "rested"
+        assert await reported(pool, "work", seconds=0) == "1 at once"
+        assert await reported(pool, "nap", seconds=0.5) == "rested"
         assert pool.pids == [pid]

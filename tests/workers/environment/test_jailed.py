@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rhymed.core.errors import EnvironmentFailed
-from tests.workers.environment.pools import Make, ask, maker, told
+from tests.workers.environment.pools import Make, ask, maker, reported
 
 TOOLS = '''
 import os, re, signal, struct, sys, threading, time
@@ -151,13 +151,13 @@ async def test_what_a_tool_can_raise_is_an_answer_and_costs_nothing(make: Make, 
             stepped = await ask(pool, tool, how=how)
             assert stepped.calls[0].error.startswith(error)
             assert read in stepped.messages[0]["content"]
-        assert await told(pool, tool, how="noise") == "said"
-        assert await told(pool, tool, how="closed") == "closed"
-        while (state := await told(pool, tool, how="put_back")) != "[True, False]":
+        assert await reported(pool, tool, how="noise") == "said"
+        assert await reported(pool, tool, how="closed") == "closed"
+        while (state := await reported(pool, tool, how="put_back")) != "[True, False]":
             assert tool == "later", state  # after async calls the process tidies up when nothing is asked
-        assert await told(pool, tool, how="surrogate") == "?"
-        assert await told(pool, tool, how="texts") == "one two"
-        assert await told(pool, tool, how="long") == "a" * (1 << 16)
+        assert await reported(pool, tool, how="surrogate") == "?"
+        assert await reported(pool, tool, how="texts") == "one two"
+        assert await reported(pool, tool, how="long") == "a" * (1 << 16)
         for how, why in (
             ("exit", "SystemExit: 3"),
             ("interrupt", "KeyboardInterrupt"),
@@ -165,7 +165,7 @@ async def test_what_a_tool_can_raise_is_an_answer_and_costs_nothing(make: Make, 
         ):
             with pytest.raises(EnvironmentFailed, match=why):
                 await ask(pool, tool, how=how)
-        assert await told(pool, "fine") == "fine"
+        assert await reported(pool, "fine") == "fine"
         assert pool.pids == [pid]
 
 
@@ -184,7 +184,7 @@ async def test_what_ends_the_process_is_a_failure_in_words(make: Make, tool: str
             else:
                 words = stepped.calls[0].error
             assert any(part in words for part in why.split("|")), words
-            assert await told(pool, "fine") == "fine"
+            assert await reported(pool, "fine") == "fine"
 
 
 @pytest.mark.parametrize(("tool", "how"), [("misbehave", "regex"), ("later", "power"), ("misbehave", "stopped")])
@@ -197,7 +197,7 @@ async def test_the_time_limit_holds_for_a_process_that_cannot_say_where_it_is(
         with pytest.raises(EnvironmentFailed, match=r"took longer than environment.timeout_s = 2 s and was killed"):
             async with asyncio.timeout(60.0):
                 await ask(pool, tool, how=how)
-        assert await told(pool, "fine") == "fine"
+        assert await reported(pool, "fine") == "fine"
 
 
 FORKS = '''
@@ -267,7 +267,9 @@ async def test_a_forked_child_that_returns_makes_no_calls(tmp_path: Path, tool: 
     calls = tmp_path / "calls.txt"
     make = maker(tmp_path, f"CALLS = {str(calls)!r}\n{FORKS}")
     async with make(tools=tool) as pool:
-        said = await asyncio.gather(*(told(pool, tool, str(number), number=number, how=how) for number in range(8)))
+        said = await asyncio.gather(
+            *(reported(pool, tool, str(number), number=number, how=how) for number in range(8))
+        )
         assert said == ["parent"] * 8
         assert len(pool.pids) == 1
     expected = [f"{number} {noted}".strip() for number in range(8)]
@@ -284,4 +286,4 @@ async def test_a_forked_child_that_returns_leaves_the_time_limit(tmp_path: Path)
 async def test_a_module_that_forks_and_lets_the_child_go_on_is_loaded_once(tmp_path: Path) -> None:
     make = maker(tmp_path, f"import os\nos.fork()\nCALLS = ''\n{FORKS}")
     async with make(tools="spin") as pool:
-        assert await told(pool, "spin", seconds=0.0) == "parent"
+        assert await reported(pool, "spin", seconds=0.0) == "parent"

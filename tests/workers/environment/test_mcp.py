@@ -24,7 +24,7 @@ from rhymed_workers.environment.preview import Preview
 from rhymed_workers.environment.protocol import Wanted
 from rhymed_workers.sessions.calls import Read
 from tests.packages import needs
-from tests.workers.environment.pools import CHAT, Make, ask, maker, told
+from tests.workers.environment.pools import CHAT, Make, ask, maker, reported
 
 pytestmark = needs("mcp")
 
@@ -156,9 +156,9 @@ async def test_a_servers_tools_are_the_policys(transport: str, make: Make, reque
         assert pool.about.idempotent == ["add", "variable", "once"]
         opened = await pool.open("a", {}, CHAT)
         assert sorted(opened.tools) == ["add", "misbehave", "more", "once", "variable"]
-        assert await told(pool, "add", left=20, right=3) == "23"
-        assert (await told(pool, "variable", key="MY_TOKEN")).startswith("hush-hush-1 in ")
-        assert "no such luck" in await told(pool, "misbehave", how="raise")
+        assert await reported(pool, "add", left=20, right=3) == "23"
+        assert (await reported(pool, "variable", key="MY_TOKEN")).startswith("hush-hush-1 in ")
+        assert "no such luck" in await reported(pool, "misbehave", how="raise")
         stepped = await ask(pool, "add", left="many")
         assert stepped.calls[0].error
         assert "left" in str(stepped.messages[0]["content"]), "the policy reads what is wrong with its call"
@@ -170,20 +170,22 @@ async def test_a_servers_tools_are_the_policys(transport: str, make: Make, reque
 async def test_a_server_that_dies_is_started_again(make: Make, stdio: dict[str, Any], tmp_path: Path) -> None:
     async with make(mcp=[stdio]) as pool:
         await pool.open("a", {}, CHAT)
-        first = await told(pool, "variable", key="MY_TOKEN")
-        assert await told(pool, "variable", key="MY_TOKEN") == first, "of the same process"
-        assert "the call was interrupted, as its server ended" in await told(pool, "misbehave", how="die")
-        assert await told(pool, "variable", key="MY_TOKEN") != first
-        assert await told(pool, "once", file=str(tmp_path / "called")) == "again", "it may be called again"
+        first = await reported(pool, "variable", key="MY_TOKEN")
+        assert await reported(pool, "variable", key="MY_TOKEN") == first, "of the same process"
+        assert "the call was interrupted, as its server ended" in await reported(pool, "misbehave", how="die")
+        assert await reported(pool, "variable", key="MY_TOKEN") != first
+        assert await reported(pool, "once", file=str(tmp_path / "called")) == "again", "it may be called again"
 
 
 async def test_a_call_that_is_late_is_an_answer(make: Make, stdio: dict[str, Any]) -> None:
     async with make(mcp=[stdio], timeout_s=20.0) as pool:
         await pool.open("a", {}, CHAT)
-        late, other = await asyncio.gather(told(pool, "misbehave", how="wait"), told(pool, "add", name="b", left=4))
+        late, other = await asyncio.gather(
+            reported(pool, "misbehave", how="wait"), reported(pool, "add", name="b", left=4)
+        )
         assert "took longer than 20 s (environment.timeout_s)" in late
         assert other == "5"
-        assert await told(pool, "add", left=1) == "2"
+        assert await reported(pool, "add", left=1) == "2"
 
 
 async def test_what_is_no_answer_or_a_wrong_one_costs_no_server(
@@ -192,18 +194,18 @@ async def test_what_is_no_answer_or_a_wrong_one_costs_no_server(
     """A thousand printed lines, and bytes that are no text, are a few lines of the log and no delay."""
     async with make(mcp=[{"command": sys.executable, "args": ["-c", RAW]}]) as pool:
         await pool.open("a", {}, CHAT)
-        first = await told(pool, "pid")
-        assert await told(pool, "prints") == first
+        first = await reported(pool, "pid")
+        assert await reported(pool, "prints") == first
         for tool, words in (
             ("wrong", "its answer is no CallToolResult: content.0"),
             ("unstructured", "has an output schema but did not return structured content"),
             ("fails", "MCPError: out of luck"),
         ):
-            answer = await told(pool, tool)
+            answer = await reported(pool, tool)
             assert words in answer, tool
             assert "server ended" not in answer
             assert "http" not in answer, "a page about the library that reads it"
-            assert await told(pool, "pid") == first, tool
+            assert await reported(pool, "pid") == first, tool
     wrote = capfd.readouterr().err
     assert "environment.mcp: a server wrote what is no message: '0 password=***" in wrote
     assert wrote.count("is no message") <= 40

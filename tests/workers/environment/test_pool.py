@@ -18,7 +18,7 @@ from rhymed_workers.environment.process import EnvironmentProcess
 from rhymed_workers.environment.protocol import Close, Stepped, Where
 from rhymed_workers.sandbox import jailed
 from rhymed_workers.sessions.calls import Read, Wanted
-from tests.workers.environment.pools import CHAT, Make, ask, maker, told
+from tests.workers.environment.pools import CHAT, Make, ask, maker, reported
 
 TOOLS = '''
 import asyncio, os, sys, time
@@ -139,7 +139,7 @@ async def test_functions_are_called_and_their_results_are_messages(make: Make) -
 
 async def test_numbers_of_any_size_reach_a_tool(make: Make) -> None:
     async with make(tools="add") as pool:
-        assert await told(pool, "add", a=10**30, b=-1) == str(10**30 - 1)
+        assert await reported(pool, "add", a=10**30, b=-1) == str(10**30 - 1)
 
 
 async def test_what_a_tool_raises_is_an_answer(make: Make) -> None:
@@ -212,7 +212,7 @@ async def test_a_request_that_is_answered_while_its_place_is_asked_for_costs_not
     async with make(tools="add") as pool:
         (process,) = pool._processes
         await process.write(msgspec.msgpack.encode(Where(7)))
-        assert await told(pool, "add", a=1) == "2"
+        assert await reported(pool, "add", a=1) == "2"
         assert pool._processes == [process]
         assert process.usable
 
@@ -267,7 +267,9 @@ async def test_a_killed_process_loses_its_environments(make: Make) -> None:
         ({"factory": "Nothing"}, "has no function 'Nothing'"),
     ],
 )
-async def test_code_that_cannot_be_used_is_told_at_the_start(make: Make, settings: dict[str, str], why: str) -> None:
+async def test_code_that_cannot_be_used_is_reported_at_the_start(
+    make: Make, settings: dict[str, str], why: str
+) -> None:
     with pytest.raises(EnvironmentUnusable, match=why) as raised:
         async with make(**settings):
             pass
@@ -319,8 +321,8 @@ async def test_tools_are_called_while_another_process_starts(make: Make, monkeyp
             return await start(config)
 
         monkeypatch.setattr(EnvironmentProcess, "start", late)
-        first = asyncio.create_task(told(pool, "add", a=1, b=2))
-        second = asyncio.create_task(told(pool, "add", a=3, b=4))
+        first = asyncio.create_task(reported(pool, "add", a=1, b=2))
+        second = asyncio.create_task(reported(pool, "add", a=3, b=4))
         assert await asyncio.wait_for(asyncio.gather(first, second), 60) == ["3", "7"]
         await held.wait()
         assert len(pool.pids) == 1
@@ -350,7 +352,7 @@ def survive() -> str:
 async def test_a_print_does_not_fail_when_the_guard_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jailed, "JAIL_OPTIONS", {"isolate": False, "group": False})
     async with maker(tmp_path, ORPHAN)(tools="survive") as pool:
-        assert await told(pool, "survive") == "as ever"
+        assert await reported(pool, "survive") == "as ever"
 
 
 async def test_no_process_takes_tools_that_were_edited(make: Make, tmp_path: Path) -> None:
@@ -358,13 +360,13 @@ async def test_no_process_takes_tools_that_were_edited(make: Make, tmp_path: Pat
     edited.start(tmp_path, provenance.now([], config))
     async with make(tools="add", run=tmp_path) as pool:
         (tmp_path / "mine.py").write_text(TOOLS.replace("return a + b", "return a - b"))
-        assert await told(pool, "add", a=1, b=2) == "3"
+        assert await reported(pool, "add", a=1, b=2) == "3"
         os.kill(pool.pids[0], signal.SIGKILL)
 
         async def call_until_it_is_seen() -> None:
             while True:
                 with contextlib.suppress(EnvironmentLost):
-                    assert await told(pool, "add", a=1, b=2) == "3"
+                    assert await reported(pool, "add", a=1, b=2) == "3"
                 await asyncio.sleep(0.01)
 
         with pytest.raises(

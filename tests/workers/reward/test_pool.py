@@ -316,13 +316,13 @@ async def test_children_end_with_a_parent_that_is_killed_outright(
 async def test_a_start_that_is_cancelled_while_the_child_dies_leaves_nothing(
     make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, told = tmp_path / "mute.py", tmp_path / "told"
+    file, reported = tmp_path / "mute.py", tmp_path / "told"
     file.write_text(
-        f"import os, pathlib, time\npathlib.Path({str(told)!r}).touch()\nos.closerange(0, 64)\ntime.sleep(60)\n"
+        f"import os, pathlib, time\npathlib.Path({str(reported)!r}).touch()\nos.closerange(0, 64)\ntime.sleep(60)\n"
     )
     monkeypatch.setattr(jailed, "EXIT_STATUS_S", 60.0)
     starting = asyncio.create_task(ScoringProcess.start(make(scorer=f"{file}:score")))
-    assert await wait_for(told.exists)
+    assert await wait_for(reported.exists)
     await asyncio.sleep(0.2)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):

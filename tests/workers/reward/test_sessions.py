@@ -35,8 +35,8 @@ def test_a_transcript_has_the_rows_one_after_another() -> None:
     said = [{"role": role, "content": " ".join(part)} for role, part in parts]
     rewards = {EARNED: 0.0, TURN_REWARDS: None}
     assert row == {"prompt": "?", **rewards, TRANSCRIPT: " ".join(words), TURNS: 2, MESSAGES: said}
-    told = changed(given, said=['[{"role": "assistant", "content": "a"}]', "[]"], state='{"score": 2}')
-    row = with_session({}, told, decode)
+    reported = changed(given, said=['[{"role": "assistant", "content": "a"}]', "[]"], state='{"score": 2}')
+    row = with_session({}, reported, decode)
     assert (row[MESSAGES], row[STATE]) == ([{"role": "assistant", "content": "a"}], {"score": 2})
     assert with_session({}, changed(given, turn_rewards=[0.5, 0.25]), decode)[TURN_REWARDS] == [0.5, 0.25]
     forked = changed(given, forks=[Fork(start=3, row=0, shared=5)])

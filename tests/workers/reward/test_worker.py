@@ -175,7 +175,7 @@ async def broker(where: RunLayout) -> AsyncIterator[FakeBroker]:
     made.server.close()
 
 
-async def test_samples_are_scored_stored_and_told(
+async def test_samples_are_scored_stored_and_reported(
     make: Callable[..., Config], where: RunLayout, broker: FakeBroker
 ) -> None:
     ids, began = await put(where, "1 2 3", "3 2 1"), time.monotonic()
@@ -194,7 +194,7 @@ async def test_samples_are_scored_stored_and_told(
     assert [leave.worker for leave in broker.leaves] == ["reward-0"]
 
 
-async def test_judged_samples_are_stored_and_told_and_kept_in_the_runs_folder(
+async def test_judged_samples_are_stored_and_reported_and_kept_in_the_runs_folder(
     make: Callable[..., Config], where: RunLayout, broker: FakeBroker
 ) -> None:
     async with serving(says("7")) as server:
@@ -213,7 +213,7 @@ async def test_judged_samples_are_stored_and_told_and_kept_in_the_runs_folder(
     assert await rewards(where, *ids) == [0.7, 0.7]
 
 
-async def test_loss_weights_are_stored_and_not_told(
+async def test_loss_weights_are_stored_and_not_reported(
     make: Callable[..., Config], where: RunLayout, broker: FakeBroker
 ) -> None:
     ids = await put(where, "7 8 9", "1 2 3", "7 " + "8 " * 400_000)  # longer than an answer without weights
@@ -234,7 +234,7 @@ async def test_loss_weights_are_stored_and_not_told(
     assert {score.weight for score in broker.scores.values()} == {1.0}
 
 
-async def test_rewards_of_tokens_are_stored_and_not_told(
+async def test_rewards_of_tokens_are_stored_and_not_reported(
     make: Callable[..., Config], where: RunLayout, broker: FakeBroker
 ) -> None:
     ids = await put(where, "8 8 9", "1 2 3", "8 " * 100_000)  # longer than an answer without them
@@ -253,7 +253,7 @@ async def test_rewards_of_tokens_are_stored_and_not_told(
 
 
 @pytest.mark.parametrize(("on_error", "reward"), [("drop", None), ("zero", 0.0)])
-async def test_errors_and_time_outs_are_told_and_never_silently_zero(
+async def test_errors_and_time_outs_are_reported_and_never_silently_zero(
     make: Callable[..., Config], where: RunLayout, broker: FakeBroker, on_error: str, reward: float | None
 ) -> None:
     ids = await put(where, "13", "99", "1 2 3")
@@ -274,7 +274,7 @@ async def test_errors_and_time_outs_are_told_and_never_silently_zero(
     assert counts == [1, 2, 1]
 
 
-async def test_several_scorers_are_one_weighted_sum_and_each_is_told(
+async def test_several_scorers_are_one_weighted_sum_and_each_is_reported(
     make: Callable[..., Config], where: RunLayout, broker: FakeBroker, tmp_path: Path
 ) -> None:
     ids = await put(where, "1 2 3", "3 2 1 4 5", "13 14")
@@ -423,7 +423,7 @@ def rank(completions, log_extra, log_metric, **columns):
 """
 
 
-async def test_a_group_is_scored_stored_and_told_in_one_call(
+async def test_a_group_is_scored_stored_and_reported_in_one_call(
     make: Callable[..., Config], where: RunLayout, broker: FakeBroker, tmp_path: Path
 ) -> None:
     (tmp_path / "grouped.py").write_text(GROUPED)

@@ -115,7 +115,7 @@ async def test_nobody_waits_and_few_ask_at_once(ends: Ends, loader: HistoryLoade
     assert (len(ends.remembered), ends.most) == (20, worker.READERS)
 
 
-async def test_a_prompt_without_history_is_not_told_of(ends: Ends, loader: HistoryLoader, warnings: Any) -> None:
+async def test_a_prompt_without_history_is_not_reported(ends: Ends, loader: HistoryLoader, warnings: Any) -> None:
     ends.past = []
     loader.load(SampleId(0, "a", 0), PROMPT)
     await settle()
@@ -133,7 +133,9 @@ async def test_history_of_another_tokenizer_is_not_drafted_from(
     assert warning.startswith("prompt a: 2 of 2 earlier responses were to 9 prompt tokens, now there are 3")
 
 
-async def test_of_mixed_history_the_fitting_part_is_told(ends: Ends, loader: HistoryLoader, warnings: Any) -> None:
+async def test_of_mixed_history_the_fitting_part_is_reported(
+    ends: Ends, loader: HistoryLoader, warnings: Any
+) -> None:
     ends.past = [fitting, _] = [stored(1), stored(-1, prompt_length=9)]
     loader.load(SampleId(2, "a", 0), PROMPT)
     await settle()

@@ -76,7 +76,7 @@ async def test_many_tokens_are_saved_before_their_time(long: Config, scene: Any,
         assert is_beginning(parts[asked], late, asked)
 
 
-async def test_a_worker_that_is_told_to_stop_saves_all_and_leaves(long: Config, scene: Any) -> None:
+async def test_a_worker_that_is_asked_to_stop_saves_all_and_leaves(long: Config, scene: Any) -> None:
     late = long.model_copy(update={"rollout": long.rollout.model_copy(update={"save_every_s": 3600.0})})
     where, broker, _, client = scene
     asked = ids()

@@ -168,7 +168,7 @@ async def test_cancelled_samples_are_neither_stored_nor_reported(config: Config,
         assert (await client.stats()).samples == 2
 
 
-async def test_a_broker_that_forgot_is_joined_again_and_told_what_is_held(config: Config, scene: Any) -> None:
+async def test_a_broker_that_forgot_is_joined_again_and_hears_what_is_held(config: Config, scene: Any) -> None:
     where, broker, _, _ = scene
     slow = config.model_copy(update={"trace": config.trace.model_copy(update={"step_s": 0.03, "mean_length": 200})})
     async with at_work(slow, where, broker) as worker:
@@ -399,7 +399,7 @@ async def test_a_beginning_that_the_store_has_lost_is_written_again(config: Conf
     assert broker.generated[asked].ahead == (0, 0)
 
 
-async def test_every_second_is_told_as_some_activity(config: Config, scene: Any) -> None:
+async def test_every_second_is_reported_as_some_activity(config: Config, scene: Any) -> None:
     where, broker, _, _ = scene
     early = time.monotonic()
     async with at_work(config, where, broker) as worker:

@@ -109,7 +109,7 @@ def test_a_template_without_a_role_for_results_gets_them_as_the_users(tokenizer:
     assert text.partition("<|im_end|>")[2] in tokenizer.decode(talk.prompt("row", whole))
 
 
-def test_a_template_that_rewrites_earlier_turns_is_told(tokenizer: Any) -> None:
+def test_a_template_that_rewrites_earlier_turns_is_reported(tokenizer: Any) -> None:
     assert "rewrites earlier turns" in dialogue(tokenizer, STRIPS).problem()
 
 

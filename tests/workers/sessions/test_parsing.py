@@ -64,7 +64,7 @@ def process_of(parsers: Parsers) -> Any:
     return parsers._process
 
 
-def test_a_death_that_is_not_the_texts_doing_is_not_told_to_the_policy(broken: Path, tmp_path: Path) -> None:
+def test_a_death_that_is_not_the_texts_doing_is_not_reported_to_the_policy(broken: Path, tmp_path: Path) -> None:
     parsers = Parsers(None)
     assert parsers.read("any", [], "one") == ([], "one")
     first = process_of(parsers)
@@ -90,8 +90,8 @@ def test_a_text_with_which_two_processes_end_is_unreadable(broken: Path, monkeyp
         pytest.raises(Unreadable, match="the parser ends its process or takes too"),
     ):
         parsers.read("any", [], text)
-    (told,) = caplog.messages
-    assert ("no answer within 0.2 s" if text == "sleep" else "it ended (signal SIGKILL)") in told
+    (reported,) = caplog.messages
+    assert ("no answer within 0.2 s" if text == "sleep" else "it ended (signal SIGKILL)") in reported
 
 
 HALF = r"printf '\012\000\000\000half';"  # an answer of ten bytes

@@ -167,7 +167,7 @@ def test_long_responses_lose_reward_before_advantages_are_made(policies: tuple[P
         assert found == sorted(found, reverse=True)
 
 
-def test_a_kl_in_the_reward_is_the_mean_that_is_told(policies: tuple[Policy, Policy]) -> None:
+def test_a_kl_in_the_reward_is_the_mean_that_is_reported(policies: tuple[Policy, Policy]) -> None:
     given = samples(0)
     batch = batch_of(given, settings("reinforce++"), policies)
     every = micro_batches(sequences_of(given), range(len(given)), 4096)

@@ -157,5 +157,5 @@ def test_vllm_serves_the_adapter_as_it_serves_the_merged_model(run: Path, tmp_pa
     }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = dict(re.findall(r"^(plain|adapter|merged) (\[.*\])$", done.stdout, re.MULTILINE))
-    assert told["adapter"] == told["merged"] != told["plain"]
+    reported = dict(re.findall(r"^(plain|adapter|merged) (\[.*\])$", done.stdout, re.MULTILINE))
+    assert reported["adapter"] == reported["merged"] != reported["plain"]

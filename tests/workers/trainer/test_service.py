@@ -151,7 +151,7 @@ async def written(where: RunLayout, step: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_step_is_trained_published_told_and_checkpointed(
+async def test_a_step_is_trained_published_reported_and_checkpointed(
     config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     began = time.monotonic()
@@ -422,7 +422,7 @@ async def test_a_big_step_is_read_in_parts(
     assert asked == [3, 3, 2]
 
 
-async def test_told_of_the_end_it_says_that_the_last_checkpoint_is_there_already(
+async def test_at_the_end_it_says_that_the_last_checkpoint_is_there_already(
     config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     async with TrainerService(config, where).running():

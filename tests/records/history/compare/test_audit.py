@@ -154,7 +154,7 @@ def test_steps_beyond_the_checkpoint_may_be_in_any_state(tmp_path: Path) -> None
     assert (found.steps, found.later) == (4, 2 * PER_STEP * GROUP - 1)
 
 
-def test_drops_with_a_reason_are_no_fault_and_their_lengths_are_told(tmp_path: Path) -> None:
+def test_drops_with_a_reason_are_no_fault_and_their_lengths_are_reported(tmp_path: Path) -> None:
     drop = {ONE: "rollout-0: given up after 3 tries", OTHER: "rollout-1: given up after 3 tries"}
     found = look(Run(tmp_path / "t", drop=drop, unwritten={OTHER}).write())
     assert found.wrong == []

@@ -21,7 +21,7 @@ def test_runs_of_the_same_samples(make_run: Callable[..., Path], rhymed) -> None
     assert out.startswith("one and two: 8 samples in both, 124 tokens\nall of these have the same tokens")
 
 
-def test_a_difference_is_told_with_its_place(make_run: Callable[..., Path], rhymed) -> None:
+def test_a_difference_is_reported_with_its_place(make_run: Callable[..., Path], rhymed) -> None:
     changed = [
         (step, prompt, index, [*tokens[:4], 99, *tokens[5:]] if (step, index) == (2, 1) else tokens, reward)
         for step, prompt, index, tokens, reward in two_epochs()
@@ -68,7 +68,7 @@ def test_a_response_that_ends_earlier_differs_where_it_ends(make_run: Callable[.
     assert out.count("from token 3 on\n") == 1
 
 
-def test_the_earliest_difference_is_told_first(make_run: Callable[..., Path], rhymed) -> None:
+def test_the_earliest_difference_is_reported_first(make_run: Callable[..., Path], rhymed) -> None:
     ids = sorted((APPLES, PEARS))
     one, two = ([(7, ids[0], 0, [token, 5], 1.0), (1, ids[1], 0, [token, 5], 1.0)] for token in (40, 60))
     lines = rhymed("compare", make_run("one", one), make_run("two", two))[1].splitlines()

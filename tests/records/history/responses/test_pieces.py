@@ -81,7 +81,7 @@ def test_a_character_stays_whole_where_it_begins(decode: Decode, tokens_of, draf
 @given(tokens=st.lists(st.tuples(st.integers(0, 257), st.booleans()), max_size=60))
 def test_whatever_the_tokens_are_their_text_is_whole(decode: Decode, tokens: list[tuple[int, bool]]) -> None:
     """Bytes at random are no characters, mostly."""
-    ids, drafted = np.array([id for id, _ in tokens], np.uint32), np.array([told for _, told in tokens], bool)
+    ids, drafted = np.array([id for id, _ in tokens], np.uint32), np.array([reported for _, reported in tokens], bool)
     found = pieces(decode, ids, drafted)
     assert "".join(piece.text for piece in found) == decode([ids])[0]
 

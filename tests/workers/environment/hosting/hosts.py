@@ -33,7 +33,7 @@ class Asked:
         stepped: Stepped = self._run(self.host.step(Step(name, text, calls_text(calls), last=last)))
         return stepped
 
-    def told(self, tool: str, **arguments: Any) -> Any:
+    def reported(self, tool: str, **arguments: Any) -> Any:
         (message,) = self.step(Wanted(tool, arguments)).messages
         return message["content"]
 

@@ -37,7 +37,7 @@ def test_several_turns_as_many_as_max_turns(tmp_path: Path) -> None:
         assert (last.done, last.reward) == (True, 0.1)
 
 
-def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+def test_what_is_not_there_is_reported(tmp_path: Path) -> None:
     missing = "has registered no 'chess'; it has: aime, gsm8k"
     with pytest.raises(EnvironmentFailed, match=missing), hosted(tmp_path, place="skyrl_gym:chess"):
         pass

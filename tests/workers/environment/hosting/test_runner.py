@@ -7,7 +7,9 @@ from rhymed_workers.environment.hosting.runner import Runner
 
 
 @pytest.mark.parametrize("sync", [False, True])
-async def test_that_code_of_a_call_begins_is_told_before_it_does(monkeypatch: pytest.MonkeyPatch, sync: bool) -> None:
+async def test_that_code_of_a_call_begins_is_reported_before_it_does(
+    monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
     """Also where a function is only marked as a coroutine function, as `inspect.markcoroutinefunction` does."""
     monkeypatch.setattr(runner, "is_async", lambda function: not sync)
     seen = []

@@ -103,15 +103,15 @@ EMPTY = {}
 
 def test_results_read_as_in_trl(tmp_path: Path) -> None:
     with hosted(tmp_path, TEXT, tools="add,give") as asked:
-        assert asked.told("add", a=2) == "3"
-        assert asked.told("give", what="dict") == "{'x': [1, 'y']}"
-        assert asked.told("give", what="none") == "None"
-        assert asked.told("give", what="list") == "[1, 2]"
-        assert asked.told("give", what="float") == "0.5"
-        assert asked.told("give", what="blocks") == "ab"
-        assert asked.told("give", what="other") == str({"error": "'other'"})
+        assert asked.reported("add", a=2) == "3"
+        assert asked.reported("give", what="dict") == "{'x': [1, 'y']}"
+        assert asked.reported("give", what="none") == "None"
+        assert asked.reported("give", what="list") == "[1, 2]"
+        assert asked.reported("give", what="float") == "0.5"
+        assert asked.reported("give", what="blocks") == "ab"
+        assert asked.reported("give", what="other") == str({"error": "'other'"})
         with pytest.raises(EnvironmentFailed, match="tool give returned image: policies of rhymed read text alone"):
-            asked.told("give", what="image")
+            asked.reported("give", what="image")
 
 
 def test_tools_of_a_file_share_its_globals(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def got() -> str:
     return " ".join(kept)
 """
     with hosted(tmp_path, text, tools="put,got") as asked:
-        assert asked.told("put", what="tea") == "kept"
-        assert asked.told("got") == "tea"
+        assert asked.reported("put", what="tea") == "kept"
+        assert asked.reported("got") == "tea"
 
 
 def test_public_methods_are_tools_and_the_rest_is_the_trainers(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_public_methods_are_tools_and_the_rest_is_the_trainers(tmp_path: Path) -
         chat, tools = asked.open('{"start": 0, "answer": 7}')
         assert tools == ["double", "step"]
         assert chat == [CHAT[0], {"role": "user", "content": "Begin. Count!"}]
-        assert asked.told("step") == "now 1"
-        assert asked.told("double", number=4) == "8"
+        assert asked.reported("step") == "now 1"
+        assert asked.reported("double", number=4) == "8"
         assert asked.step(text="Done.").reward == 0.1
         assert asked.open('{"start": 5}', name="b")[0] == CHAT
         assert asked.step(Wanted("step", {}), name="b", last=True).reward == 0.6
@@ -148,7 +148,7 @@ def test_public_methods_are_tools_and_the_rest_is_the_trainers(tmp_path: Path) -
 def test_tools_and_an_environment_together(tmp_path: Path) -> None:
     with hosted(tmp_path, TEXT, tools="add", factory="Counter") as asked:
         assert asked.open()[1] == ["add", "double", "step"]
-        assert (asked.told("add", a=1), asked.told("step")) == ("2", "now 1")
+        assert (asked.reported("add", a=1), asked.reported("step")) == ("2", "now 1")
 
 
 def test_a_row_names_its_environment_of_several_and_has_its_tools_alone(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_a_row_names_its_environment_of_several_and_has_its_tools_alone(tmp_path
         assert names == ["add", "double", "step", "close"]
         assert asked.open('{"environment": "door"}')[1] == ["add", "close"]
         assert asked.open('{"environment": "count"}', name="b")[1] == ["add", "double", "step"]
-        assert asked.told("close", hard=True) == "bang"
-        assert "there is no tool 'step'" in asked.told("step")
+        assert asked.reported("close", hard=True) == "bang"
+        assert "there is no tool 'step'" in asked.reported("step")
         assert asked.step(text="Bye.").reward is None
         for row, given in (("{}", "None"), ('{"environment": "sea"}', "'sea'")):
             with pytest.raises(RowUnsuitable, match=f"its column environment is {given}, and .* has count, door"):
@@ -174,7 +174,7 @@ def test_a_row_names_its_environment_of_several_and_has_its_tools_alone(tmp_path
         ({"tools": "add,add"}, "two tools have the same name"),
     ],
 )
-def test_what_cannot_be_used_is_told_when_it_is_loaded(tmp_path: Path, named: dict[str, str], why: str) -> None:
+def test_what_cannot_be_used_is_reported_when_it_is_loaded(tmp_path: Path, named: dict[str, str], why: str) -> None:
     with pytest.raises(EnvironmentFailed, match=why), hosted(tmp_path, TEXT, **named):
         pass
 

@@ -112,12 +112,12 @@ def test_function_tools_are_as_in_verl(tmp_path: Path) -> None:
     with hosted(tmp_path, TEXT, tools="search,look_up,own") as asked:
         names = [tool["function"]["name"] for tool in asked.host.tools]
         assert names == ["search", "price", "own"]
-        assert asked.told("search", query="tea") == '{"found": "teaä"}'
-        assert asked.told("search", query="nothing") == "Error executing tool 'search': found nothing"
+        assert asked.reported("search", query="tea") == '{"found": "teaä"}'
+        assert asked.reported("search", query="nothing") == "Error executing tool 'search': found nothing"
         from rhymed_workers.sessions.calls import Wanted
 
         stepped = asked.step(Wanted("price", {"name": "tea"}), Wanted("search", {"query": "tea"}))
         assert stepped.messages[0]["content"] == "tea: 3"
         assert stepped.reward == 0.5
         with pytest.raises(EnvironmentFailed, match="tool own returned an image or a video"):
-            asked.told("own")
+            asked.reported("own")

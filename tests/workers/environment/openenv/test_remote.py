@@ -13,7 +13,7 @@ from rhymed_workers.environment.pool import Environments
 from rhymed_workers.sessions.calls import Read
 from tests.ports import free_ports
 from tests.workers.environment.openenv.servers import GUESS, MCP, SAY, Game, playing
-from tests.workers.environment.pools import CHAT, ask, told
+from tests.workers.environment.pools import CHAT, ask, reported
 
 
 def pool_of(game: Game | str, **settings: Any) -> Environments:
@@ -51,8 +51,8 @@ async def test_another_action_is_a_tool() -> None:
             [{"role": "tool", "name": "GuessAction", "content": "Higher."}],
             -0.25,
         )
-        assert "Input should be a valid integer" in await told(pool, "GuessAction", number="three")
-        assert "there is no tool 'guess'; there are: GuessAction" in await told(pool, "guess", number=1)
+        assert "Input should be a valid integer" in await reported(pool, "GuessAction", number="three")
+        assert "there is no tool 'guess'; there are: GuessAction" in await reported(pool, "guess", number=1)
         stepped = await ask(pool, "GuessAction", number=7)
         assert (stepped.done, stepped.reward) == (True, 1.0)
         assert (await pool.step("a", Read("I won."), last=False)).done

@@ -224,7 +224,7 @@ def test_whatever_can_be_called_counts(user: Any, made: str) -> None:
     assert load_scorer(config(name, args=args))("4", {"prompt": "q"}) == 2.0
 
 
-def test_what_it_raises_is_told_with_its_last_line_in_the_users_file(user: Any) -> None:
+def test_what_it_raises_is_reported_with_its_last_line_in_the_users_file(user: Any) -> None:
     source = (
         "import json\n"
         "def score(solution_str, ground_truth):\n"
@@ -240,7 +240,7 @@ def test_what_it_raises_is_told_with_its_last_line_in_the_users_file(user: Any) 
     assert isinstance(caught.value.__cause__, json.JSONDecodeError)
 
 
-def test_what_it_raises_before_its_first_line_is_told_with_its_definition(user: Any) -> None:
+def test_what_it_raises_before_its_first_line_is_reported_with_its_definition(user: Any) -> None:
     name = user("\ndef score(a, /, completions): return [1.0]\n")
     with pytest.raises(RewardError, match=r"^score \(/.*/mine\.py, line 2\) raised TypeError: .*positional-only"):
         load_scorer(config(name))("4", {"prompt": "q", "a": 1})

@@ -80,7 +80,7 @@ def test_calls_are_words_for_a_template_that_does_not_know_them() -> None:
     assert shown["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1, "y": 2}}
 
 
-def test_what_ends_an_answer_and_what_the_template_is_told_can_be_asked() -> None:
+def test_what_ends_an_answer_and_what_the_template_is_given_can_be_asked() -> None:
     asked = chat_asked({"messages": [USER], "stop": "x", "chat_template_kwargs": {"enable_thinking": False}})
     assert (asked.stop, asked.options, asked.includes_stop) == (["x"], {"enable_thinking": False}, False)
     assert asked.prompt_key != chat_asked({"messages": [USER]}).prompt_key

@@ -71,7 +71,7 @@ def test_requests_run_at_the_same_time_up_to_the_limit() -> None:
     assert all(body["temperature"] == 1 and body["max_tokens"] == 1 for body in server.asked)
 
 
-def test_the_key_is_sent_and_told_to_nobody(
+def test_the_key_is_sent_and_reported_to_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MY_KEY", "very-secret-key")
