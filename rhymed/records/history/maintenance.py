@@ -37,7 +37,7 @@ def render_verify(report: Report, run: Path, file_bytes: int) -> str:
     more = len(report.findings) - SHOWN
     rest = [f"  and {more:,} more: --json shows all"] if more > 0 else []
     found = f"{counted(len(report.findings), 'finding')}:"
-    return "\n".join([f"{read} are sound", found, *shown, *rest, ways_on(run)])
+    return "\n".join([f"{read} are sound", found, *shown, *rest, ways_on(find(run)[0])])
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def test_a_sound_store_is_reported_to_be_so(kept: Path, rhymed) -> None:
 
 def test_damage_is_named_with_the_ways_on(kept: Path, rhymed) -> None:
     name = damage(kept)
+    assert f"rhymed run --resume {kept} --without-history" in rhymed("verify", kept / "store")[1]
     status, out, _ = rhymed("verify", kept)
     assert status == 1
     assert f"samples: {name}: its record is damaged" in out
