@@ -27,7 +27,7 @@ from rhymed.core.text import quoted
 
 CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 UNREADABLE, REFUSED, TOLD = 4, 5, 6  # exit statuses: the file; the machine; stderr says it in a sentence
-MACHINE = (MemoryError, lmdb.MemoryError, lmdb.ReadersFullError, lmdb.TlsFullError)
+MACHINE = (MemoryError, lmdb.MemoryError, lmdb.ReadonlyError, lmdb.ReadersFullError, lmdb.TlsFullError)
 MOST_MAP_BYTES = 1 << 46  # 64 TiB; twice as much is the address space of a process
 
 
@@ -111,7 +111,7 @@ def ways_on(run: Path) -> str:
 
 
 def _is_damage(error: Exception, folder: str) -> bool:
-    """Whether the file is at fault, and not a machine that lacks memory, files or readers' places.
+    """Whether the file is at fault, and not a machine that lacks memory, files, readers' places or rights.
 
     A header that claims more than a process can map is out of memory, too.
     """

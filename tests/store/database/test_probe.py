@@ -11,7 +11,7 @@ import lmdb
 import pytest
 
 from rhymed.core.errors import StoreDamaged, StoreError
-from rhymed_store.database.child import death
+from rhymed_store.database.child import REFUSED, death, fail
 from rhymed_store.database.probe import probe
 from rhymed_store.position import position_of
 from tests.store.stores import LocalStore, new_sample
@@ -85,6 +85,11 @@ def test_no_place_for_another_reader_is_no_damage(folder: Path, tmp_path: Path) 
         for reader in readers:
             reader.abort()
     probe(folder, target=tmp_path / "copy")
+
+
+def test_a_folder_of_another_user_is_no_damage(folder: Path) -> None:
+    """LMDB's error where we may read the file, and may not write its lock."""
+    assert fail(lmdb.ReadonlyError("Permission denied"), str(folder)) == REFUSED
 
 
 def test_a_child_that_cannot_start_is_no_damage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
