@@ -232,6 +232,9 @@ def _worker(job: Job, config: Config, options: Options) -> list[str]:
     ]
 
 
+QUEUED = "PENDING,CONFIGURING,RUNNING,SUSPENDED"  # a job that was just cancelled is none of these
+
+
 def submission(planned: Sequence[Job], config: Config, options: Options) -> str:
     """The script that submits all jobs; submitted again, the run continues where it was."""
     names = ",".join(job_name(config, job.name) for job in planned)
@@ -241,14 +244,15 @@ def submission(planned: Sequence[Job], config: Config, options: Options) -> str:
         f"# Submits the run. To end it: scancel --name={names}",
         "set -e",
         f"cd {folder}",
-        f'if [ -n "$(squeue --noheader --user="$(id -un)" --states=PENDING,RUNNING --name={quoted(names)})" ]; then',
+        f'queued=$(squeue --noheader --user="$(id -un)" --states={QUEUED} --name={quoted(names)})',
+        'if [ -n "$queued" ]; then',
         '  echo "the run is in the queue already: end it by scancel, or give this one another run.name" >&2',
         "  exit 1",
         "fi",
         "rm -rf head ended failed # of an earlier start",
         "ids=",
         "trap '[ -z \"$ids\" ] || scancel $ids' EXIT # a job is refused: none of the run is left",
-        "trap 'exit 1' INT TERM",
+        "trap 'exit 1' HUP INT TERM",
         f"job=$(sbatch --parsable {HEAD}.sbatch)",
         f'echo "$job {HEAD}"',
         "head=${job%%;*}",

@@ -140,7 +140,7 @@ def row_of(found: Found) -> RunRow:
         state=state,
         why="" if state == "running" else _why(found.folder, line),
         step=step,
-        steps=_steps(found, step if state == "finished" else None),
+        steps=_steps(found, step, finished=state == "finished"),
         reward=finite(totals(rows, 0.0)["reward_last"]) if rows else None,
         held_out=held_out(folders.read_evaluations(where)),
         started=_started(found.folder),
@@ -172,10 +172,14 @@ def held_out(evaluations: Sequence[Row]) -> float | None:
     return None
 
 
-def _steps(found: Found, done: int | None) -> int | None:
-    """`done`: trained steps of a finished run. The configuration may name more than its rows are enough for."""
+def _steps(found: Found, step: int, *, finished: bool) -> int | None:
+    """`step`: trained steps. The configuration may name more than its rows are enough for; the record of an end may
+    be older than the newest steps."""
     end, configured = end_of(found.folder), found.config.get("trainer", {}).get("steps")
-    return done or (end.steps if end else 0) or (configured if isinstance(configured, int) else None)
+    known = step if finished else end.steps if end else 0
+    if known and known >= step:
+        return known
+    return configured if isinstance(configured, int) else None
 
 
 def _started(folder: Path) -> float | None:

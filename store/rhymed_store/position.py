@@ -16,6 +16,8 @@ from rhymed_store.codec.records import journal_state, step_prefix
 from rhymed_store.database.child import Unreadable, answer, ask, damaged
 from rhymed_store.database.transactions import Batch, Database
 
+LIMIT_S = 300.0  # a child that reads from a disk that does not answer
+
 
 class Position(NamedTuple):
     """`end` and `forgotten` count training steps."""
@@ -35,7 +37,7 @@ def position_of(folder: Path) -> Position | None:
     if not file.exists() or not file.stat().st_size:
         return None
     try:
-        found = ask(__name__, folder)
+        found = ask(__name__, folder, LIMIT_S)
     except Unreadable as error:
         raise damaged(folder, str(error)) from None
     return None if found is None else Position(*found)

@@ -76,6 +76,7 @@ class _Entries(Browse):
             "sessions": turns.unpack_finished,
             "turns": turns.unpack,
             "partials": lambda _, value: partials.unpack(value, ""),
+            "drops": lambda _, value: bytes(value).decode(),
             "samples": self._sample,
             "journal": self._line,
         }
@@ -93,14 +94,17 @@ class _Entries(Browse):
         return self._report
 
     def _add(self, table: str, name: str, why: str) -> None:
-        self._report.findings.append(Finding(table, name, why.removeprefix(name).removeprefix(": ")))
+        why = why.removeprefix(name).removeprefix(": ").removesuffix(f"; {frames.RESCUE}").strip()
+        self._report.findings.append(Finding(table, name, why))
 
     def _meta(self, key: bytes, value: Any) -> None:
         if key.startswith(records.PREFIX):
             records.unpack_drawn(key, value)
         elif key == b"run":
             msgspec.json.decode(value, type=tuple[str, str])
-        elif key != b"id":
+        elif key == b"id":
+            bytes(value).decode()
+        else:
             int(bytes(value))
 
     def _sample(self, key: bytes, value: Any) -> None:

@@ -96,10 +96,11 @@ def test_a_sound_store_is_all_counted(whole: Path) -> None:
         (b"prompts", bytes.fromhex(PROMPT), f"prompt {PROMPT}"),
         (b"partials", journal_key(BEGUN) + (60).to_bytes(4, "big"), f"sample {BEGUN}"),
         (b"meta", b"forgotten", "'forgotten'"),
+        (b"meta", b"id", "'id'"),
     ],
 )
 def test_what_is_changed_is_named(store: Path, table: bytes, key: bytes, name: str) -> None:
-    change(store, table, key, last_flipped if table != b"meta" else lambda _: b"two")
+    change(store, table, key, last_flipped if table != b"meta" else lambda _: b"t\xff")
     assert named(store) == [("samples" if table in (b"logprobs", b"journal") else table.decode(), name)]
 
 

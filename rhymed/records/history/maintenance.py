@@ -37,6 +37,8 @@ def render_verify(report: Report, run: Path, file_bytes: int) -> str:
     more = len(report.findings) - SHOWN
     rest = [f"  and {more:,} more: --json shows all"] if more > 0 else []
     found = f"{counted(len(report.findings), 'finding')}:"
+    if not report.counts:
+        return "\n".join([f"{run}: {size_of(file_bytes)} cannot be read", found, *shown, ways_on(find(run)[0])])
     return "\n".join([f"{read} are sound", found, *shown, *rest, ways_on(find(run)[0])])
 
 

@@ -39,10 +39,13 @@ def command(module: str, folder: Path, *words: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, str(folder), *words]
 
 
-def ask(module: str, folder: Path) -> Any:
+def ask(module: str, folder: Path, limit_s: float | None = None) -> Any:
     """What `answer` of this module gave in a child. Raises `Unreadable`, `StoreError`."""
     check_readable(folder)
-    child = subprocess.run(command(module, folder), capture_output=True, check=False)
+    try:
+        child = subprocess.run(command(module, folder), capture_output=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise StoreError(f"{folder} was not read within {limit_s:.0f} s; try again") from None
     judge(folder, child.returncode, child.stderr)
     return json.loads(child.stdout)
 

@@ -175,6 +175,7 @@ case "$*" in *reward*) [ ! -e refuse ] || { echo "sbatch: error: Invalid node na
 echo x >> jobs; wc -l < jobs
 """
 SQUEUE = """#!/bin/sh
+test ! -e down || { echo "squeue: error: cannot connect" >&2; exit 1; }
 cat queue 2> /dev/null || true
 """
 SCANCEL = """#!/bin/sh
@@ -209,3 +210,7 @@ def test_a_job_that_slurm_refuses_leaves_none_of_the_run_and_a_run_is_not_submit
     assert done.returncode == 1
     assert "in the queue already" in done.stderr
     assert (tmp_path / "head").exists(), "of the run that is in the queue"
+    (tmp_path / "down").touch()
+    done = submit()
+    assert (done.returncode, done.stdout) == (1, ""), "whether it is in the queue is not known"
+    assert (tmp_path / "head").exists()

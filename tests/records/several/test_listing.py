@@ -101,6 +101,8 @@ def test_a_row_has_steps_and_rewards(tmp_path: Path) -> None:
     assert (row(several_epochs).step, row(several_epochs).steps) == (2, None)
     state.note_end(several_epochs, 130, "", 7)
     assert row(several_epochs).steps == 7
+    state.note_end(several_epochs, 130, "", 1)
+    assert row(several_epochs).steps is None, "it was continued since"
 
 
 def test_held_out_reward_is_the_mean_over_all_prompts() -> None:
