@@ -142,7 +142,7 @@ def row_of(found: Found) -> RunRow:
         step=step,
         steps=_steps(found, step, finished=state == "finished"),
         reward=finite(totals(rows, 0.0)["reward_last"]) if rows else None,
-        held_out=held_out(folders.read_evaluations(where)),
+        held_out=held_out(folders.read_evaluations(where))[0],
         started=_started(found.folder),
     )
 
@@ -161,15 +161,15 @@ def _why(folder: Path, line: Timeline) -> str:
     return end.why
 
 
-def held_out(evaluations: Sequence[Row]) -> float | None:
-    """Of the newest evaluation: its mean reward over the prompts of all datasets."""
+def held_out(evaluations: Sequence[Row]) -> tuple[float | None, int | None]:
+    """Of the newest evaluation: its mean reward over the prompts of all datasets, and the steps before it."""
     for row in reversed(evaluations):
         keys = (key for key, value in row.items() if key.endswith(MEAN) and value is not None)
         if names := [key.removeprefix("val/").removesuffix(MEAN) for key in keys]:
             sizes = {name: row.get(f"val/{name}{PROMPTS}") or 1.0 for name in names}
             total = sum(row[f"val/{name}{MEAN}"] * sizes[name] for name in names)
-            return float(total / sum(sizes.values()))
-    return None
+            return float(total / sum(sizes.values())), int(row["step"])
+    return None, None
 
 
 def _steps(found: Found, step: int, *, finished: bool) -> int | None:

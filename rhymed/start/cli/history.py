@@ -37,7 +37,7 @@ def _add_compare(verbs: Any) -> None:
     parser = make_parser(
         verbs,
         "compare",
-        "compare the samples of two runs, token for token; exit status 1 if they differ",
+        "compare two runs: which samples differ, and which run is better; exit status 1 if samples differ",
         compare,
     )
     add_examples(parser, "rhymed history compare runs/plain runs/fast")
@@ -139,7 +139,8 @@ def restore(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Exit status 1 where they differ."""
+    """Exit status 1 where they differ, whichever run is better."""
+    from rhymed.records import better
     from rhymed.records.history.compare import samples
     from rhymed.records.history.folder import open_folder
 
@@ -148,7 +149,12 @@ def compare(arguments: argparse.Namespace) -> int:
     with open_folder(arguments.first) as first, open_folder(arguments.second) as second:
         result = samples.compare(first, second)
         text = readable(samples.render(result, first.name, second.name))
-    show(json.dumps(result.json(), indent=2) if arguments.json else text)
+        folders = first.folder, second.folder
+    found = better.compare(*folders)
+    if arguments.json:
+        show(json.dumps({**result.json(), "better": found and found.json()}, indent=2))
+    else:
+        show("\n".join([text, better.report(found)] if found else [text]))
     return int(not result.same)
 
 

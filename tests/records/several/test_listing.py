@@ -113,9 +113,11 @@ def test_held_out_reward_is_the_mean_over_all_prompts() -> None:
         "val/b/reward/mean": 0.0,
         "val/b/prompts": 10.0,
     }
-    assert held_out([row, {"step": 4, "val/a/prompts": 0.0}]) == 0.75
-    assert held_out([row, {"step": 4, "val/a/reward/mean": None, "val/a/prompts": 30.0}]) == 0.75, "all were dropped"
-    assert held_out([]) is None
+    assert held_out([row, {"step": 4, "val/a/prompts": 0.0}]) == (0.75, 3)
+    assert held_out([row, {"step": 4, "val/a/reward/mean": None, "val/a/prompts": 30.0}]) == (0.75, 3), (
+        "all were dropped"
+    )
+    assert held_out([]) == (None, None)
 
 
 def test_living_runs_come_first_then_the_newest(tmp_path: Path) -> None:
