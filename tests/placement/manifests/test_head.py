@@ -135,8 +135,9 @@ def test_a_second_head_of_a_run_waits_for_the_first_and_no_job_ends_because_an_e
     assert not any("singleton" in text for name, text in texts.items() if name != "head.sbatch")
     for name in ("ended", "head"):
         (tmp_path / name).touch()
-    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 1\n")
-    (tmp_path / "sbatch").chmod(0o755)
+    for tool, says in (("sbatch", "echo 1"), ("squeue", "true")):
+        (tmp_path / tool).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / tool).chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     subprocess.run(["sh", "-c", texts[slurm.SUBMIT]], env=environ, check=True, stdout=subprocess.DEVNULL)
     assert not (tmp_path / "ended").exists()
