@@ -205,6 +205,8 @@ def test_equal_tokens_on_a_gpu_need_kernels_that_do_not_depend_on_the_batch(
     end_children()
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_torch_finds_its_variables_when_it_comes_with_vllm() -> None:
     """In a process of its own: whatever imports torch first, it is imported after they are set."""
     code = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def shown(learner: TorchLearner, given: Given) -> list[list[int]] | None:
     return None if render is None else [list(render("row", sample.row)) for sample in given]  # type: ignore[arg-type]
 
 
+THOROUGH = partial(pytest.param, marks=pytest.mark.thorough)
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("opd", {}),
     ("opd", {"over": "vocabulary"}),
@@ -70,7 +72,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("micro_tokens", [1, 60, 4096])
+@pytest.mark.parametrize("micro_tokens", [THOROUGH(1), 60, THOROUGH(4096)])
 @pytest.mark.parametrize(("algorithm", "teacher"), CASES, ids=str)
 def test_divergence_and_gradient_are_those_of_separate_rows(
     tiny_model: Path, teacher_model: Path, given: Given, algorithm: str, teacher: dict[str, Any], micro_tokens: int
