@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-JOBS ?= 3
+JOBS ?= 4
 # .txt: with the SHA-256 of each file that the tests ran with; .in: the same versions alone.
 LISTED := $(if $(UNCHECKED),in,txt)
 REQUIREMENTS := requirements/$(if $(CUDA),cuda,cpu).$(LISTED)
@@ -40,7 +40,7 @@ quickstart-gpu: setup ## the same on a GPU, which engine and trainer share (make
 test-gpu: setup ## run the tests that need an accelerator (make setup CUDA=1 first); not tried
 	$(BIN)/python -m pytest -m gpu -rs
 
-test: setup ## run the tests, three files at a time (JOBS)
+test: setup ## run the tests, four files at a time (JOBS)
 	$(PYTEST) -m "not thorough"
 
 test-thorough: setup ## long tests: whole runs bit for bit, injected faults, hostile peers, every kind of scorer jail
