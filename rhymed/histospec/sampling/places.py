@@ -33,8 +33,7 @@ def verify(
         rows = rows if made is None else rows._replace(drafts=made)
         tokens, logprobs = cpu.verify(rows, want_logprobs, threads, width)
         return torch.from_numpy(tokens), torch.from_numpy(logprobs)
-    if not fused.runs_on(kind := logits_NV.device.type):  # vLLM's profiling run ends here, and so the engine
-        raise RuntimeError(f"keyed sampling on {kind} needs Triton: install it, or do without keyed sampling")
+    _require_kernels(logits_NV)  # vLLM's profiling run ends here, and so the engine
     both = fused.verify(rows, logits_NV, drafts, want_logprobs, width=width)
     both = fetch(both) if host else both
     return both[0], both[1].view(torch.float32)
@@ -46,6 +45,7 @@ def draw(
     """A token of each row, int64 [N]; nothing waits. `z_NV`: processed logits, already divided by the temperature.
     `pos_N`: of the row's input token. `keys` (words of 64 bits as int64), `temperatures`: of slots."""
     if not on_cpu(z_NV):
+        _require_kernels(z_NV)
         return fused.draw(z_NV, slot_N, pos_N, keys, temperatures)
     slot_N = slot_N.long()
     key_N, scale_N, position_N = keys[slot_N], (temperatures[slot_N] != 0).float(), pos_N.long() + 1
@@ -58,3 +58,11 @@ def draw(
         scale_N.numpy(),
     )
     return torch.from_numpy(cpu.verify(rows, False)[0][:, 0].astype(np.int64))
+
+
+def _require_kernels(logits_NV: torch.Tensor) -> None:
+    if not fused.runs_on(kind := logits_NV.device.type):
+        raise RuntimeError(
+            f"keyed sampling on {kind} needs Triton: install it, or do without keyed sampling (its kernels are for"
+            " cuda and xpu)"
+        )

@@ -108,7 +108,7 @@ class EnvironmentProcess(Jailed):
         limits = {"file_mib": config.reward.file_mib, "open_files": config.reward.open_files}
         try:
             async with asyncio.timeout(deadline_s):
-                await self.write(packed(settings=config.environment, **limits))
+                await self.write(packed({"settings": config.environment}, **limits))
                 self.ready = msgspec.msgpack.decode(await self.read(), type=Ready)
         except TimeoutError:
             raise EnvironmentFailed(f"{self._what} was not loaded within {deadline_s:g} s") from None

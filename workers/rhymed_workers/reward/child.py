@@ -84,12 +84,16 @@ def main() -> None:
     if (body := get(requests)) is None:
         return
     given = unpacked(body)
-    limits: Reward = given["limits"]
+    limits: Reward = given["reward"]
     limit(resource.RLIMIT_DATA, limits.memory_gib * (1 << 30))  # before user code is imported
     try:
         from rhymed_workers.reward.scorers.load import load_scorer
 
-        functions = [load_scorer(Setting(**setting)) for setting in given["settings"]]
+        each = zip(given["scorers"], given["named"], strict=True)
+        functions = [
+            load_scorer(Setting(scorer, label, key, limits, given["datasets"], **given["shared"]))
+            for scorer, (label, key) in each
+        ]
         notes = [function.note for function in functions if function.note]
         warnings = [function.warning for function in functions if function.warning]
     except BaseException as error:

@@ -73,10 +73,13 @@ class ScoringProcess(Jailed):
 
     async def _load(self, config: Config, deadline_s: float) -> None:
         names = ", ".join(scorer.scorer for scorer in self._scorers)
-        settings = [vars(setting) for setting in settings_of(config)]
+        settings = settings_of(config)
+        scorers, datasets = [one.scorer for one in settings], settings[0].datasets
+        sections = {"reward": config.reward, "datasets": datasets, "scorers": scorers}
+        named = [(one.label, one.key) for one in settings]
         try:
             async with asyncio.timeout(deadline_s):
-                await self.write(packed(limits=config.reward, settings=settings))
+                await self.write(packed(sections, named=named, shared=settings[0].shared()))
                 ready = msgspec.msgpack.decode(await self.read(), type=Ready)
         except TimeoutError:
             raise RewardError(f"scorer {names} was not loaded within {deadline_s:g} s") from None

@@ -7,22 +7,21 @@ section's properties. Imports the standard library alone.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-SECTION = "rhymed.core.config.Section"
-"""The only key of a JSON object that is a section."""
 
-
-def packed(**parts: Any) -> bytes:
-    """Of sections, and of what JSON has."""
-    return json.dumps(parts, default=lambda section: {SECTION: section.model_dump(mode="json")}).encode()
+def packed(sections: Mapping[str, Any], **plain: Any) -> bytes:
+    """`sections`: name -> a section of the configuration, or several; `plain`: what JSON has."""
+    return json.dumps([sections, plain], default=lambda section: section.model_dump(mode="json")).encode()
 
 
 def unpacked(body: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(body, object_hook=_section)
-    return found
+    """All of them by their names. Tables in a section stay tables."""
+    sections, plain = json.loads(body)
+    return {name: _section(tree) for name, tree in sections.items()} | plain
 
 
-def _section(tree: dict[str, Any]) -> Any:
-    return SimpleNamespace(**tree[SECTION]) if tree.keys() == {SECTION} else tree
+def _section(tree: Any) -> Any:
+    return [SimpleNamespace(**each) for each in tree] if isinstance(tree, list) else SimpleNamespace(**tree)

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rhymed.core.errors import RewardError
 from rhymed.inputs.rows import Row
@@ -47,6 +47,11 @@ class Setting:
     steps: int = 0  # of the run; 0: its plan decides
     environments: bool = False  # a sample has an object, whose attributes a function may read
     several: bool = False  # it is one of several scorers
+
+    def shared(self) -> dict[str, Any]:
+        """The same for all scorers of a configuration, but for its sections."""
+        names = ("max_response_length", "steps", "environments", "several")
+        return {name: getattr(self, name) for name in names}
 
     def allow_only(self, *known: str) -> None:
         for name in self.scorer.args:
