@@ -26,9 +26,12 @@ ROWS = 128  # of one program that only describes them
 @functools.cache
 def runs_on(kind: str) -> bool:
     """Whether the kernels run on devices of this kind; on a CPU only in Triton's interpreter."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    return kind in ("cuda", "xpu") or os.environ.get("TRITON_INTERPRET") == "1"
+    return _has_triton() and (kind in ("cuda", "xpu") or os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def verify(
