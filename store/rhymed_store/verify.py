@@ -122,7 +122,7 @@ class _Entries(Browse):
     def _live_from(self) -> int:
         try:
             return self._database.number(self._txn, "forgotten")
-        except ValueError:  # it is a finding; what is left of each step cannot be told
+        except ValueError:  # it is a finding; what is left of each step is not known
             return records.STEP_BIAS
 
     def _line(self, key: bytes, value: Any) -> None:

@@ -50,7 +50,7 @@ def render(queues: Queues, width: int, times: Times | None = None, history: Hist
     lines += [Text(f"{line(worker)}: {what}", style="red") for worker, what in stragglers(queues).items()]
     lines += [Text(starting(queues), style="dim")] if starting(queues) else []
     lines += [Text(f"waits: {line(trouble)}", style="bold red") for trouble in queues.troubles]
-    lines += [Text(told, style="yellow") for told in _disbelieved(queues)]
+    lines += [Text(ignored, style="yellow") for ignored in _disbelieved(queues)]
     return Text("\n").join(lines)
 
 
