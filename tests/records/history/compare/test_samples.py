@@ -1,4 +1,4 @@
-"""`rhymed history compare`: two runs have the same samples, or it names those that differ, and from which token on."""
+"""`rhymed history compare`: two runs have the same samples, or which ones differ, and from which token on."""
 
 from __future__ import annotations
 
