@@ -30,13 +30,10 @@ class WindowedFile(MappedFile):
         self.slicing.start(index)
         return super().slice(index % self._repeat)[: self.slicing.length(index)]
 
-    def room(self, index: int) -> memoryview:
-        return super().room(index % self._repeat)[: self.slicing.length(index)]
-
-    def write(self, index: int, content: Any, offset: int = 0) -> None:
+    def write(self, index: int, content: Any) -> None:
         """Equal bytes may be written while they are read."""
         self.slicing.start(index)
-        super().write(index % self._repeat, content, offset)
+        super().write(index % self._repeat, content)
 
 
 class WindowShelf:

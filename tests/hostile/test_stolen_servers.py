@@ -22,7 +22,11 @@ from tests.hostile.test_stolen_keys import info
 from tests.ports import free_ports
 
 ACCEPTS = {"broker": messages.ToBroker, "store": messages.ToStore, "trainer": messages.ToWeights}
-ASKS = {"broker": messages.GetQueues(), "store": messages.GetStoreStats(), "trainer": messages.GetStream()}
+ASKS = {
+    "broker": messages.GetQueues(),
+    "store": messages.GetStoreStats(),
+    "trainer": messages.GetSlice(edition="e", index=0),
+}
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from rhymed.core.messages.store import (
     Sessions,
     StoreStats,
 )
-from rhymed.core.messages.weights import Manifest, Slice, SliceSources, Stream
+from rhymed.core.messages.weights import Manifest, Slice, SliceSources
 
 Reply = (
     Done
@@ -37,5 +37,4 @@ Reply = (
     | Manifest
     | SliceSources
     | Slice
-    | Stream
 )

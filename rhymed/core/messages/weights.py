@@ -43,13 +43,7 @@ class GetSlice(Message, frozen=True, kw_only=True, tag="get_slice"):
     base: Token = ""  # edition of the same size whose file the worker has: the slice may be sent as changes to it
 
 
-class GetStream(Message, frozen=True, kw_only=True, tag="get_stream"):
-    """Rollout worker on another host -> trainer or relay: a TCP connection that carries slices faster than this link.
-    Answered by Stream."""
-
-
-ToRelay = GetSlice | GetStream
-ToWeights = GetManifest | NextSlices | GetSlice | GetStream
+ToWeights = GetManifest | NextSlices | GetSlice
 
 
 class Manifest(Message, Worded, frozen=True, kw_only=True, tag="manifest"):
@@ -82,11 +76,3 @@ class Slice(Message, frozen=True, kw_only=True, tag="slice"):
     """Answer to GetSlice. The frame is the slice, or its changes (`rhymed_workers.weights.server`)."""
 
     base: Token = ""  # edition that the changes apply to; empty: the frame is the slice
-
-
-class Stream(Message, frozen=True, kw_only=True, tag="stream"):
-    """Answer to GetStream: where to connect, once and within seconds. The ticket is the connection's first bytes."""
-
-    port: Count = 0  # on the host that was asked; 0: it has no such connections
-    ticket: bytes = b""
-    key: bytes = b""  # seals the connection with AES-256-GCM; empty on a link without keys

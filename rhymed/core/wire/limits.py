@@ -46,7 +46,7 @@ RECEIVERS: dict[Any, Limits] = {
     messages.ToBroker: BROKER,
     messages.ToStore: STORE,
     messages.ToWeights: WEIGHTS,
-    messages.ToRelay: WEIGHTS,
+    messages.GetSlice: WEIGHTS,  # of a relay
 }
 """By the union of messages that a receiver accepts."""
 

@@ -68,16 +68,13 @@ TO_WEIGHTS: Permits = {
     messages.GetManifest: _ROLLOUT,
     messages.NextSlices: _ROLLOUT,
     messages.GetSlice: _ROLLOUT,
-    messages.GetStream: _ROLLOUT,
 }
-
-TO_RELAY: Permits = {messages.GetSlice: _ROLLOUT, messages.GetStream: _ROLLOUT}
 
 RECEIVERS: dict[Any, Permits] = {
     messages.ToBroker: TO_BROKER,
     messages.ToStore: TO_STORE,
     messages.ToWeights: TO_WEIGHTS,
-    messages.ToRelay: TO_RELAY,
+    messages.GetSlice: {messages.GetSlice: _ROLLOUT},  # all that a relay of weights accepts
 }
 """By the union of messages that a receiver accepts. Other receivers refuse all."""
 

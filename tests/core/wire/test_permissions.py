@@ -44,8 +44,8 @@ def test_rewards_are_the_reward_workers_and_weights_the_rollout_workers() -> Non
     assert allowed(messages.ToStore, "broker", messages.PutScores(scores=[])), "history import uses the broker's key"
     assert allowed(messages.ToWeights, "rollout", messages.GetManifest(version=0))
     assert not allowed(messages.ToWeights, "reward", messages.GetManifest(version=0))
-    assert allowed(messages.ToRelay, "rollout", messages.GetSlice(edition="e", index=0))
-    assert not allowed(messages.ToRelay, "trainer", messages.GetSlice(edition="e", index=0))
+    assert allowed(messages.GetSlice, "rollout", messages.GetSlice(edition="e", index=0))
+    assert not allowed(messages.GetSlice, "trainer", messages.GetSlice(edition="e", index=0))
 
 
 @pytest.mark.parametrize("role", ["rollout", "reward", "trainer"])

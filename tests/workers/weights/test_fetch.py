@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,20 +15,11 @@ from rhymed.core.errors import TrainerError, WireError
 from rhymed.core.messages import GetSlice, Slice
 from rhymed.core.wire.keys import Keyring, make_keys
 from rhymed.core.wire.sockets import Parcel
-from rhymed_workers.weights import sender, slices
+from rhymed_workers.weights import slices
 from rhymed_workers.weights.copies import PREFIX
 from rhymed_workers.weights.fetch import NO_RELAY, Fetcher, RelayOptions
-from rhymed_workers.weights.relay import Relay
+from rhymed_workers.weights.relay import Copy
 from tests.workers.weights.peers import Trainer, child, fetchers, trainer, words
-
-BOTH_WAYS = pytest.mark.parametrize("way", ["stream", "link"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`link`: slices come over zmq, as where the port for streams cannot be reached."""
-    if getattr(request, "param", "stream") == "link":
-        monkeypatch.setattr(sender, "_listen", lambda address: None)
 
 
 @pytest.fixture
@@ -55,7 +47,6 @@ async def test_the_same_machine_reads_the_trainers_file(made: Trainer) -> None:
     assert not made.sent
 
 
-@BOTH_WAYS
 async def test_another_machine_keeps_the_newest_copy(made: Trainer, tmp_path: Path) -> None:
     (left := tmp_path / "host0" / f"{PREFIX}{os.geteuid()}-old").mkdir(parents=True)
     (left / "users").touch()  # of workers that were killed
@@ -89,7 +80,6 @@ async def test_workers_of_one_host_share_one_copy(made: Trainer, tmp_path: Path)
             worker.close()
 
 
-@BOTH_WAYS
 async def test_the_trainer_sends_once_and_hosts_pass_it_on(made: Trainer, tmp_path: Path) -> None:
     data = made.publish(1, words(12))
     with fetchers(tmp_path, 3) as workers:
@@ -99,7 +89,6 @@ async def test_the_trainer_sends_once_and_hosts_pass_it_on(made: Trainer, tmp_pa
         assert sorted(made.sent) == list(range(13))
 
 
-@BOTH_WAYS
 async def test_with_keys_it_is_the_same(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", ("trainer", "rollout"))
     async with trainer(tmp_path, Keyring("trainer", tmp_path / "keys")) as made:
@@ -168,7 +157,6 @@ async def test_another_worker_goes_on_when_the_one_that_fetches_is_killed(made: 
         fetcher.close()
 
 
-@BOTH_WAYS
 async def test_a_file_that_always_arrives_damaged_is_never_seen(
     made: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,26 +178,24 @@ async def test_a_file_that_always_arrives_damaged_is_never_seen(
         await fetcher.fetch(1, made.address)
 
 
-@BOTH_WAYS
 async def test_a_relay_that_sends_damaged_slices_is_passed_over(
     made: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = made.publish(1, words(4))
     wrong = 0
 
-    async def poisoned(self: Relay, ask: GetSlice) -> Parcel:
+    def poisoned(self: Copy, ask: GetSlice) -> Parcel:
         nonlocal wrong
         wrong += 1
         return Parcel(Slice(), [bytes(1 << 20)])
 
-    monkeypatch.setattr(Relay, "_slice", poisoned)
+    monkeypatch.setattr(Copy, "answer", poisoned)
     with fetchers(tmp_path, 2) as workers:
         for worker in workers:
             assert (await worker.fetch(1, made.address)).read_bytes() == data
     assert wrong
 
 
-@BOTH_WAYS
 async def test_few_changed_values_travel_as_changes(made: Trainer, tmp_path: Path) -> None:
     first = words(8)
     second = first.copy()
@@ -307,6 +293,18 @@ async def test_a_small_file_comes_from_the_trainer(made: Trainer, tmp_path: Path
         assert all(path.read_bytes() == data for path in paths)
         assert all(worker._relay is None for worker in workers)
     assert made.sent == [0, 0, 0]
+
+
+async def test_a_full_disk_is_an_error_in_words(
+    made: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: slices.MappedFile, index: int, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    made.publish(1, words(4))
+    monkeypatch.setattr(slices.MappedFile, "write", full)
+    with fetchers(tmp_path, 1) as (worker,), pytest.raises(WireError, match="has no room for version 1"):
+        await worker.fetch(1, made.address)
 
 
 async def test_a_folder_that_cannot_be_made_is_an_error_in_words(made: Trainer, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import logging
 import os
 import time
@@ -26,11 +25,10 @@ from rhymed.core.messages import FailedSlice, GetManifest, GetSlice, Manifest, N
 from rhymed.core.service.host import host_id
 from rhymed.core.tasks import error_of
 from rhymed.core.wire.keys import OPEN, Keyring
-from rhymed_workers.weights import server, sources
-from rhymed_workers.weights.channel import Channel
+from rhymed_workers.weights import server
 from rhymed_workers.weights.copies import HostCopies
 from rhymed_workers.weights.relay import Copy, Relay, open_relay, relay_address
-from rhymed_workers.weights.slices import DIGESTS, IN_FLIGHT, MappedFile, Slicing, deadline_s
+from rhymed_workers.weights.slices import DIGESTS, IN_FLIGHT, MappedFile, Slicing
 from rhymed_workers.weights.sources import Sources
 from rhymed_workers.weights.tracker import TRAINER
 
@@ -80,7 +78,6 @@ class Download:
                     await self._one_finished()
             await self._ask(False)  # so that others know of the last slices
         finally:
-            self._sources.end_streams()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -123,11 +120,8 @@ class Download:
         before = self._damaged[slice.index]
         ask = GetSlice(edition=self._copy.edition, index=slice.index, base=base)
         try:
-            size = await self._sources.stream(slice.source, functools.partial(self._receive, slice, ask))
-            if size is None:
-                message, frames = await self._sources.slice(slice.source, ask, length)
-                size = len(frames[0])
-                await asyncio.to_thread(self._keep, slice, message.base, frames[0])
+            message, frames = await self._sources.slice(slice.source, ask, length)
+            await asyncio.to_thread(self._keep, slice, message.base, frames[0])
         except WireError as error:
             if base:
                 self._whole.add(slice.index)
@@ -139,21 +133,7 @@ class Download:
         self._used.add(slice.source)
         self._copy.stored.add(slice.index)
         self._stored.append(slice.index)
-        self.received += size
-
-    def _receive(self, slice: SliceSource, ask: GetSlice, channel: Channel) -> int:
-        """Blocking: the bytes that came. A whole slice is received into the file itself."""
-        length = self._copy.file.slicing.length(slice.index)
-        message, size = sources.ask(channel, ask, deadline_s(length, slice.source != TRAINER))
-        if size > length or (size != length and not message.base):
-            raise MalformedMessage(f"slice {slice.index} with {size} bytes of {length}")
-        content = memoryview(bytearray(size)) if message.base else self._copy.file.room(slice.index)
-        channel.receive_content(content)
-        if message.base:
-            self._keep(slice, message.base, content)
-        else:
-            self._verify(slice, content)
-        return size
+        self.received += len(frames[0])
 
     def _keep(self, slice: SliceSource, base: str, frame: Any) -> None:
         """Blocking: verify and write."""

@@ -10,14 +10,12 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import urlsplit
 
 from rhymed.core import messages
 from rhymed.core.errors import AddressRefused, WireError
 from rhymed.core.wire.keys import OPEN, Keyring
 from rhymed.core.wire.sockets import Parcel, Server
-from rhymed_workers.weights.sender import StreamServer
 from rhymed_workers.weights.slices import MappedFile
 
 log = logging.getLogger(__name__)
@@ -47,8 +45,7 @@ class Relay:
 
     def __init__(self, listen: str, announced: str, *, keys: Keyring = OPEN) -> None:
         self._copies: dict[str, Copy] = {}
-        self._server = Server(listen, messages.ToRelay, self._answer, keys=keys)
-        self._streams = StreamServer(self._server.address, self._slice, keys)
+        self._server = Server(listen, messages.GetSlice, self._answer, keys=keys)
         port = self._server.address.rpartition(":")[2]
         self.address = f"{announced.rpartition(':')[0]}:{port}" if announced.startswith("tcp://") else announced
 
@@ -64,13 +61,9 @@ class Relay:
 
     def close(self) -> None:
         self._server.close()
-        self._streams.close()
         self._copies.clear()
 
-    async def _answer(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message | Parcel:
-        return self._streams.offer() if isinstance(message, messages.GetStream) else await self._slice(message)
-
-    async def _slice(self, ask: messages.GetSlice) -> Parcel:
+    async def _answer(self, peer: bytes, ask: messages.GetSlice, frames: Sequence[bytes]) -> Parcel:
         if (copy := self._copies.get(ask.edition)) is None:
             raise WireError(f"edition {ask.edition} of the weights is not here")
         return copy.answer(ask)

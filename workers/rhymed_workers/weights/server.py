@@ -24,7 +24,6 @@ from rhymed.core.errors import MalformedMessage, TrainerError
 from rhymed.core.service.host import host_id
 from rhymed.core.wire.keys import OPEN, Keyring
 from rhymed.core.wire.sockets import Parcel, Server
-from rhymed_workers.weights.sender import StreamServer
 from rhymed_workers.weights.slices import DIGESTS, MappedFile, Published, common_algorithm
 from rhymed_workers.weights.tracker import Grant, Tracker
 
@@ -66,11 +65,9 @@ class WeightsServer:
         self._threads = ThreadPoolExecutor(THREADS, "weights")
         self._server = Server(address, messages.ToWeights, self._answer, keys=keys)
         self.address = self._server.address
-        self._streams = StreamServer(self.address, lambda ask: self._slice(ask), keys)
 
     def close(self) -> None:
         self._server.close()
-        self._streams.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _answer(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message | Parcel:
@@ -81,8 +78,6 @@ class WeightsServer:
                 return await self._sources(message)
             case messages.GetSlice():
                 return await self._slice(message)
-            case messages.GetStream():
-                return self._streams.offer()
         raise MalformedMessage(f"the weights server does not take {type(message).__name__}")
 
     async def _manifest(self, ask: messages.GetManifest) -> messages.Manifest:

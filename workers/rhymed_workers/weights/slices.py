@@ -96,7 +96,7 @@ class MappedFile:
             if writable:
                 os.truncate(self._descriptor, slicing.size)
             self.check()
-            self._map = mmap.mmap(self._descriptor, slicing.size, prot=mmap.PROT_READ | mmap.PROT_WRITE * writable)
+            self._map = mmap.mmap(self._descriptor, slicing.size, prot=mmap.PROT_READ)
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -125,16 +125,9 @@ class MappedFile:
         self.check()
         return memoryview(self._map)[start : start + self.slicing.length(index)].toreadonly()
 
-    def room(self, index: int) -> memoryview:
-        """The slice of a writable file, to be filled. Its place is taken first: a full disk would end a process that
-        writes to a mapped file. Blocking. Raises `OSError`."""
-        start, length = self.slicing.start(index), self.slicing.length(index)
-        os.posix_fallocate(self._descriptor, start, length)
-        return memoryview(self._map)[start : start + length]
-
-    def write(self, index: int, content: Any, offset: int = 0) -> None:
-        """`offset` in the slice. Blocking. Raises `OSError`."""
-        start, view = self.slicing.start(index) + offset, memoryview(content)
+    def write(self, index: int, content: Any) -> None:
+        """Blocking. Raises `OSError`."""
+        start, view = self.slicing.start(index), memoryview(content)
         done = 0
         while done < len(view):
             done += os.pwrite(self._descriptor, view[done:], start + done)
