@@ -40,7 +40,6 @@ LONGEST = (
     "histospec/test_v2_async",
     "histospec/test_v2",
     "histospec/test_v2_ranks",
-    "histospec/sampling/test_public",
     "bench_v2/test_bench",
     "benchmarks/test_gpu",
     "system/test_teacher",

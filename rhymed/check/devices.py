@@ -12,7 +12,7 @@ from typing import Any
 
 from rhymed.check import arithmetic, memory
 from rhymed.check.lora import Adapters, hint
-from rhymed.check.machine import engine_problems, engine_warnings
+from rhymed.check.machine import engine_problems
 from rhymed.check.memory import Needs, full_length, listed
 from rhymed.check.report import GIB, Report, Section
 from rhymed.check.size import FP32, ITEM_BYTES, Size
@@ -364,7 +364,7 @@ def assumed_check(config: Config, text: str) -> Report:
     inventory = report.attempt(lambda: parse(text))
     with report.listening():
         shape = report.attempt(lambda: shape_of(_folder(config.model)))
-    found = [*engine_problems(config), *engine_warnings(config)]
+    found = list(engine_problems(config))
     report.warnings += [f"{problem} (this is the vLLM of this machine)" for problem in found]
     given = options.passed(config)
     report.errors += options.problems(given, options.engine_arguments() if given else None)

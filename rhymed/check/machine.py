@@ -87,30 +87,17 @@ def engine_problems(config: Config) -> Iterator[str]:
     """Of the vLLM that is installed here, by its metadata; an engine elsewhere is checked when it starts."""
     if config.rollout.engine != "vllm":
         return
-    from rhymed.histospec.versions import installed, newer, release_of, unknown, v2_lacks, without_v2
+    from rhymed.histospec.versions import installed, release_of, unknown, v2_lacks, without_v2
     from rhymed_workers.engines.launch import environment_problem
 
     version = installed()
     rollout = config.rollout
-    if newer(version):
-        if rollout.sampler == "keyed" and rollout.runner == "v1":
-            yield f"rollout.runner = 'v1', but {unknown(version)}; with this one keyed sampling needs V2"
-    elif version and release_of(version) is None:
+    if version and release_of(version) is None:
         yield unknown(version)
     elif version and rollout.runner == "v2" and (lacks := v2_lacks(config, version, triton=True)):
         yield f"rollout.runner = 'v2', but {lacks}: {without_v2(config)}"
     if problem := environment_problem(os.environ, runner=rollout.runner, exact=rollout.exact):
         yield problem
-
-
-def engine_warnings(config: Config) -> Iterator[str]:
-    """As `engine_problems`, of what is slower than it could be."""
-    if config.rollout.engine != "vllm":
-        return
-    from rhymed.histospec.versions import installed, newer, newer_lacks
-
-    if newer(version := installed()) and (lacks := newer_lacks(config, version)):
-        yield lacks
 
 
 def start_problems(config: Config, folder: Path | None) -> Iterator[str]:
@@ -162,7 +149,6 @@ def describe(config: Config, *, resume: bool = False) -> Section:
             section.errors.append(f"net.ranks = {config.net.ranks}: {problem}")
         section.warnings.append(OPEN_RANKS)
     section.errors += engine_problems(config) if here else ()
-    section.warnings += engine_warnings(config) if here else ()
     return section
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rhymed.histospec.settings import KEY
-from rhymed.histospec.versions import RUNNER, newer, release_of, unknown
+from rhymed.histospec.versions import RUNNER, release_of, unknown
 
 if TYPE_CHECKING:
     import torch  # it reads its environment when it is imported, and an engine's is set later than this module is
@@ -132,13 +132,6 @@ def drafter_of(runner: Any) -> Any:
 def attached(runner: Any) -> dict[str, Any]:
     """What `attach` has done for a model runner: whether it samples with keys, whether its drafter is bound (None: it
     has none), and why not, as far as that is known. `refused`: logits processors with which it does not use keys."""
-    import vllm
-
-    if newer(vllm.__version__):  # no private name is known
-        from rhymed.histospec.sampling import public
-
-        why = "" if public.made else _state["why"] or "vLLM has not made its logits processor"
-        return {"keyed": public.made, "refused": [], "drafter": None, "why": why}
     kind, sampler = type(runner), getattr(runner, "sampler", None)
     first = any(base.__module__ == "vllm.v1.worker.gpu_model_runner" for base in kind.__mro__)
     keyed = getattr(sampler, "keyed", None)  # of the first runner

@@ -52,8 +52,6 @@ RUNNERS = {"v1": "0", "v2": "1"}
 
 HISTOSPEC = "rhymed.histospec.proposer.HistoSpec"
 """The drafter's name in vLLM's configuration."""
-PUBLIC = "rhymed.histospec.sampling.public:Keyed"
-"""The logits processor by which an engine of an unknown release samples with keys."""
 
 
 def v2_lacks(config: Config, version: str, *, triton: bool) -> str:
@@ -94,36 +92,10 @@ def release_of(version: str) -> Release | None:
     return RELEASES.get(found[1]) if found else None
 
 
-def newer(version: str) -> bool:
-    """Whether a release is unknown because it came after those of `RELEASES`. Then what vLLM promises to its users is
-    taken to hold, and nothing else."""
-    found = re.match(r"(\d+)\.(\d+)\.", version)
-    last = max(tuple(map(int, name.split("."))) for name in RELEASES)
-    return found is not None and (int(found[1]), int(found[2])) > last
-
-
 def unknown(version: str) -> str:
     """A sentence for somebody who has installed another release."""
     known = [*RELEASES]
     return (
         f"vLLM {version} is unknown to rhymed, which works with {', '.join(known[:-1])} and {known[-1]}:"
         f" install one of these (pip install 'vllm=={known[-1]}.*')"
-    )
-
-
-def newer_lacks(config: Config, version: str) -> str:
-    """A sentence on this run's engines of a release that is `newer`; empty: they lack nothing."""
-    changes = []
-    if config.rollout.sampler == "keyed":
-        changes.append("sample with keys by a logits processor, exactly and slower")
-    if config.drafts.method != "none":
-        changes.append("draft nothing")
-    if config.rollout.sampler == "keyed" and config.rollout.cuts:
-        changes.append(f"do not send which tokens {config.rollout.cuts} keeps, so the trainer's ratios are too small")
-    if not changes:
-        return ""
-    what, last = ", and ".join(changes), [*RELEASES][-1]
-    return (
-        f"vLLM {version} is newer than the releases that rhymed knows: its engines {what}; what they lack they have"
-        f" with vLLM {last} (pip install 'vllm=={last}.*')"
     )

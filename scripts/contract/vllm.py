@@ -36,8 +36,6 @@ SIGNATURES = {
     "vllm.v1.worker.gpu.sample.states:SamplingStates": "apply_min_p",
     "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler": "__call__ _verify",
     "vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator": "init_cudagraph_manager capture propose",
-    "vllm.v1.worker.gpu.sample.logits_processor.interface:LogitsProcessor": "__init__ add_request apply_staged_writes"
-    " apply",
     "vllm.v1.sample.sampler:Sampler": "forward apply_logits_processors compute_logprobs gather_logprobs",
     "vllm.v1.sample.sampler": "batched_count_greater_than",
     "vllm.v1.sample.rejection_sampler:RejectionSampler": "forward apply_logits_processors",
@@ -75,8 +73,6 @@ MEMBERS = {
     "vllm.v1.worker.gpu.spec_decode.speculator:DraftModelSpeculator": "num_speculative_steps",
     "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler": "sampler num_speculative_steps"
     " synthetic_conditional_rates",
-    "vllm.v1.worker.gpu.sample.logits_processor.interface:LogitsContext": "expanded_idx_mapping idx_mapping_np pos",
-    "vllm.v1.worker.gpu.sample.logits_processor.interface:LogitsProcRequestState": "device max_num_reqs vocab_size",
     "vllm.v1.core.sched.output:NewRequestData": "req_id prompt_token_ids prefill_token_ids sampling_params",
     "vllm.v1.core.sched.output:GrammarOutput": "structured_output_request_ids grammar_bitmask",
     "vllm.v1.outputs:DraftTokenIds": "req_ids draft_token_ids",

@@ -75,16 +75,6 @@ def test_both_runners_make_the_same_tokens(v1: dict[str, Any], v2: dict[str, Any
     equal(v1, v2["plain"], 1e-4)
 
 
-def test_vllms_own_samplers_and_drafter_take_the_tokens_of_keyed_sampling(
-    v1: dict[str, Any], sharp_model: Path
-) -> None:
-    """By the logits processor of `sampling.public`."""
-    made = run(sharp_model, "public", "1")
-    assert made["stock"] is True
-    assert made["plain"]["tokens"] == v1["tokens"]
-    assert min(made["verified"].values()) > 0, "drafts were accepted, and rejected"
-
-
 @pytest.fixture(scope="module")
 def fresh(sharp_model: Path) -> dict[str, Any]:
     return run(sharp_model, "v2", "1", asynchronous=True)

@@ -1,8 +1,7 @@
 """vLLM's model runners, keyed: `python -m tests.histospec.v2_engine MODEL WHAT` prints what they make as JSON.
 
 WHAT: `v1` is plain decoding by V1. By V2, in Triton's interpreter (tests/bench_v2): `v2` is plain decoding and
-drafts, `headed` with those of vLLM's own head, `structured` with grammars, `ranks` two ranks, `public` our logits
-processor, with vLLM's samplers and drafter.
+drafts, `headed` with those of vLLM's own head, `structured` with grammars, `ranks` two ranks.
 """
 
 from __future__ import annotations
@@ -114,33 +113,6 @@ def runner_of(llm: Any) -> Any:
 def v1(model: str) -> dict[str, Any]:
     llm = engine(model, worker_extension_cls="rhymed.histospec.extension.Extension")
     return {"plain": outputs(llm)}
-
-
-def public(model: str) -> dict[str, Any]:
-    """No name of vLLM's that is private, its own samplers and its own drafter."""
-    llm = engine(
-        model,
-        logits_processors=["rhymed.histospec.sampling.public:Keyed"],
-        speculative_config={
-            "method": "ngram",
-            "num_speculative_tokens": 3,
-            "prompt_lookup_min": 1,
-            "prompt_lookup_max": 2,
-        },
-    )
-    from vllm.v1.worker.gpu.sample.sampler import Sampler
-
-    runner = runner_of(llm)
-    original, verified = runner.sample, {"accepted": 0, "rejected": 0}
-
-    def sample(*given: Any, **named: Any) -> Any:
-        made = original(*given, **named)
-        verified["accepted"] += int((made[1] - 1).clamp(min=0).sum())
-        verified["rejected"] += int(made[2].sum())
-        return made
-
-    runner.sample = sample
-    return {"plain": outputs(llm), "stock": type(runner.sampler) is Sampler, "verified": verified}
 
 
 def ranks(model: str) -> dict[str, Any]:
@@ -280,5 +252,5 @@ def headed(model: str) -> dict[str, Any]:
 if __name__ == "__main__":
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     os.environ |= {"TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"}
-    modes = {"v1": v1, "public": public, "ranks": ranks, "v2": v2, "headed": headed, "structured": structured}
+    modes = {"v1": v1, "ranks": ranks, "v2": v2, "headed": headed, "structured": structured}
     print("\n" + json.dumps(modes[sys.argv[2]](sys.argv[1])), flush=True)

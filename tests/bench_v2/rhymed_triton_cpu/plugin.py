@@ -7,16 +7,10 @@ from typing import Any
 
 ASYNCHRONOUS = "BENCH_V2_ASYNC"
 """Environment variable: 1 keeps asynchronous scheduling, which vLLM switches off on CPUs."""
-VERSION = "BENCH_V2_VERSION"
-"""Environment variable: what vLLM says that its version is."""
 
 
 def install() -> None:
     """vLLM calls it in every process of an engine."""
-    if version := os.environ.get(VERSION):
-        import vllm
-
-        vllm.__version__ = version
     if os.environ.get("TRITON_INTERPRET") == "1":
         take_masks_of_integers()
         from vllm.v1.sample.ops import topk_topp_sampler

@@ -23,7 +23,6 @@ from rhymed.core.config import Config
 from rhymed.core.messages import SampleId
 from rhymed.histospec.versions import RUNNER
 from rhymed_workers.engines.base import Output, Task, sampling_for
-from rhymed_workers.engines.launch import environment
 from rhymed_workers.engines.vllm import VllmEngine
 
 PROMPTS = {"0123456789abcdef": [40, 41, 42, 43, 44, 45, 46, 47], "fedcba9876543210": [90, 7, 90, 8, 90, 9]}
@@ -78,11 +77,6 @@ class Engine:
 
 
 async def main(model: Path, weights: Path, adapter: Path, method: str, ranks: int, folder: Path) -> dict[str, Any]:
-    if os.environ.get("BENCH_V2_VERSION"):
-        from rhymed_triton_cpu.plugin import install
-
-        environment()
-        install()
     one = Engine(model, method, ranks, folder)
     await one.engine.open()
     try:

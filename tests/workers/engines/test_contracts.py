@@ -123,7 +123,6 @@ def test_what_is_replaced_in_model_runner_v2_takes_its_arguments(release: str) -
     if not RELEASES[release].v2:
         return
     from rhymed.histospec.runner_v2 import Speculator
-    from rhymed.histospec.sampling.public import Keyed
     from rhymed.histospec.sampling.runner_v2 import KeyedRejectionSampler, KeyedSampler, WholeStates
 
     replaced = {
@@ -133,10 +132,6 @@ def test_what_is_replaced_in_model_runner_v2_takes_its_arguments(release: str) -
         f"{V2}spec_decode.speculator:BaseSpeculator": (
             Speculator,
             ("init_cudagraph_manager", "capture", "propose"),
-        ),
-        f"{V2}sample.logits_processor.interface:LogitsProcessor": (
-            Keyed,
-            ("__init__", "add_request", "apply_staged_writes", "apply"),
         ),
     }
     for where, (kind, names) in replaced.items():

@@ -111,11 +111,6 @@ TAKEN = [  # rollout.runner, the environment's, the run's, version, Triton; the 
     ("v2", "", "v1", "0.33.0", True, "v1"),
     ("v1", "", "v2", "0.33.0", True, "v2"),
     ("auto", "", "v2", "0.33.0", False, "the run began with model runner V2, but"),
-    ("auto", "", "", "0.34.0", True, "v2"),
-    ("auto", "0", "v2", "1.0.0+cpu", True, "v2"),
-    ("auto", "", "", "0.34.0", False, "0.34.0 is unknown to .*: install .* but it needs Triton"),
-    ("v1", "", "", "0.34.0", True, "0.34.0 is unknown to .*: install .* but rollout.runner = 'v1'"),
-    ("auto", "", "v1", "0.34.0", True, "0.34.0 is unknown to .*: install .* but the run began with V1"),
 ]
 
 

@@ -23,7 +23,7 @@ from rhymed.core.messages import SampleId
 from rhymed.core.steps import is_evaluation
 from rhymed.core.tasks import watched
 from rhymed.histospec.settings import KEY
-from rhymed.histospec.versions import RELEASES, Release, newer, release_of, unknown
+from rhymed.histospec.versions import Release, release_of, unknown
 from rhymed.inputs.stops import Cutter
 from rhymed_workers.engines.base import NO_VERSION, Output, Task, shortened
 from rhymed_workers.engines.memory import EngineMemory
@@ -35,12 +35,10 @@ UNLABELLED = "default"  # vLLM's label of weights that were never updated
 
 
 def installed_release() -> Release:
-    """Of the vLLM in this environment; the newest known one for a newer vLLM. Raises `EngineError`."""
+    """Of the vLLM in this environment. Raises `EngineError`."""
     import vllm
 
     found = release_of(vllm.__version__)
-    if found is None and newer(vllm.__version__):
-        return [*RELEASES.values()][-1]
     if found is None:
         raise EngineError(unknown(vllm.__version__))
     return found
@@ -186,10 +184,9 @@ def after_step(processor: Any, act: Callable[[], None]) -> None:
 
 
 def _exceptions(names: Sequence[str]) -> tuple[type[Exception], ...]:
-    """Of those that there are: a release that rhymed does not know may lack some."""
     import vllm.exceptions
 
-    return tuple(getattr(vllm.exceptions, name) for name in names if hasattr(vllm.exceptions, name))
+    return tuple(getattr(vllm.exceptions, name) for name in names)
 
 
 def _version(label: str) -> int:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from rhymed.core.errors import WireError
 from rhymed.histospec.plugin import attached, drafter_of, install
-from rhymed.histospec.versions import newer
 from rhymed_workers.engines import activity
 from rhymed_workers.engines.memory import Storage
 from rhymed_workers.lora.merge import Adapter
@@ -113,9 +112,7 @@ def _copies_loaded(model: Any) -> Any:
         for name, parameter in layer._parameters.items()
         if parameter is not None and parameter.is_meta
     }
-    from vllm import __version__
-
-    if not parameters or newer(__version__):  # its private names are not in the contracts
+    if not parameters:
         return contextlib.nullcontext()
     from vllm.model_executor.model_loader.reload.layerwise import make_online_process_loader
     from vllm.model_executor.model_loader.reload.meta import CopyCounter
@@ -263,14 +260,11 @@ def prepare() -> None:
         return
     _prepared = os.getpid()
     _register()
-    import vllm
-
-    if not newer(vllm.__version__):  # its private names are not in the contracts
-        _skip_ranks()
-        _pack_experts()
-        _rotate_heads()
-        install()
-        activity.install()
+    _skip_ranks()
+    _pack_experts()
+    _rotate_heads()
+    install()
+    activity.install()
     end_with_owner()
 
 

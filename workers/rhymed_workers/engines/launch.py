@@ -26,14 +26,10 @@ from rhymed.histospec import graphs
 from rhymed.histospec.settings import KEY
 from rhymed.histospec.versions import (
     HISTOSPEC,
-    PUBLIC,
     RELEASES,
     RUNNER,
     RUNNERS,
     installed,
-    newer,
-    newer_lacks,
-    unknown,
     v2_lacks,
     without_v2,
 )
@@ -60,9 +56,8 @@ T = TypeVar("T")
 _logging: private.MemoryFile | None = None  # vLLM's configuration of logs, from `environment` to `end_children`
 
 
-def arguments(config: Config, folder: Path, runner: str = "v1", *, public: bool = False) -> dict[str, Any]:
-    """Of vLLM's `EngineArgs`. `runner`: see `take_runner`. `public`: nothing of ours is in the engine but a logits
-    processor."""
+def arguments(config: Config, folder: Path, runner: str = "v1") -> dict[str, Any]:
+    """Of vLLM's `EngineArgs`. `runner`: see `take_runner`."""
     from vllm.config import WeightTransferConfig
     from vllm.platforms import current_platform
 
@@ -83,15 +78,13 @@ def arguments(config: Config, folder: Path, runner: str = "v1", *, public: bool 
         "worker_extension_cls": "rhymed_workers.engines.extension.Extension",
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         **_speculation(
-            Drafts(method="none") if public else config.drafts,
-            keyed=rollout.sampler == "keyed" and not public,
+            config.drafts,
+            keyed=rollout.sampler == "keyed",
             stages=rollout.pipeline_parallel,
             runner=runner,
             own=rollout.engine_args["speculative_config"] if config.drafts.by_engine else None,
         ),
     }
-    if public and rollout.sampler == "keyed":
-        chosen |= {"logits_processors": [PUBLIC], "logprobs_mode": "processed_logits"}  # see `sampling.public`
     if current_platform.is_cpu():
         _warn_of_slow_bfloat16(config.model.dtype)
         chosen |= {
@@ -219,8 +212,6 @@ def take_runner(config: Config) -> str:
     from vllm.triton_utils import HAS_TRITON
 
     asked: str = config.rollout.runner
-    if newer(vllm.__version__):
-        return _public_runner(config, vllm.__version__, triton=bool(HAS_TRITON))
     if asked == "auto" and config.rollout.sampler != "keyed" and config.drafts.method == "none":
         return ""
     if asked == "auto" and (chosen := os.environ.get(RUNNER)):
@@ -237,24 +228,6 @@ def take_runner(config: Config) -> str:
     runner = "v2" if asked == "v2" else "v1"
     _take(runner, config)
     return runner
-
-
-def _public_runner(config: Config, version: str, *, triton: bool) -> str:
-    """As `take_runner`, for a release that is newer than those that rhymed knows."""
-    if lacks := newer_lacks(config, version):
-        log.warning("%s", lacks)
-    if config.rollout.sampler != "keyed":
-        return ""
-    if not triton:
-        why = "it needs Triton with a backend for this device"
-    elif config.rollout.runner == "v1":
-        why = "rollout.runner = 'v1'"
-    elif _kept_runner(layout_of(config).folder) == "v1":
-        why = "the run began with V1"
-    else:
-        _take("v2", config)
-        return "v2"
-    raise EngineError(f"{unknown(version)}; with this one only model runner V2 can sample with keys, but {why}")
 
 
 def _take(runner: str, config: Config) -> None:

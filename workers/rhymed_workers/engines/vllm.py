@@ -27,7 +27,6 @@ from rhymed.core.run.layout import layout_of
 from rhymed.core.service import logfile
 from rhymed.core.tasks import watched
 from rhymed.core.text import quoted
-from rhymed.histospec.versions import newer
 from rhymed.inputs.render import load_tokenizer
 from rhymed.inputs.stops import Cutter, Stops, stops_of
 from rhymed.placement.gpus import choose
@@ -64,7 +63,6 @@ class VllmEngine:
     def __init__(self, config: Config, folder: Path) -> None:
         self._config = config
         self._folder = folder
-        self._drafts: str = config.drafts.method  # of this engine
         self._transport = choose(config).transport
         self._llm: Any = None
         self._client: Client | None = None
@@ -108,7 +106,7 @@ class VllmEngine:
     @property
     def _wanted(self) -> dict[str, bool]:
         """Parts of ours in vLLM's processes."""
-        return {"keyed": self._config.rollout.sampler == "keyed", "drafts": self._drafts != "none"}
+        return {"keyed": self._config.rollout.sampler == "keyed", "drafts": self._config.drafts.method != "none"}
 
     def _found_stops(self) -> Stops:
         stops = stops_of(self._config, self._folder, self._tokenizer)
@@ -125,10 +123,6 @@ class VllmEngine:
         installed_release()
         self._config = supported(self._config, self._folder)
         runner = take_runner(self._config)
-        import vllm
-
-        public = newer(vllm.__version__)
-        self._drafts = "none" if public else self._config.drafts.method
         os.environ[ACTIVITY_FILE] = str(self._activity.path)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -136,9 +130,7 @@ class VllmEngine:
         if self._closed:
             return None
         CLIENT.setLevel(logging.NOTSET)
-        return AsyncLLM.from_engine_args(
-            AsyncEngineArgs(**arguments(self._config, self._folder, runner, public=public))
-        )
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(self._config, self._folder, runner)))
 
     async def close(self) -> None:
         self._closed = True
@@ -161,7 +153,7 @@ class VllmEngine:
         self._requests += 1
         request = f"{task.id}#{self._requests}"
         self._running[task.id] = request
-        params = sampling_params(task, self._config.rollout.sampler, self._drafts, self._stops.ids)
+        params = sampling_params(task, self._config.rollout.sampler, self._config.drafts.method, self._stops.ids)
         try:
             with self._activity.working():
                 tokens = [*task.prompt, *(task.prefix or ())]
@@ -272,7 +264,7 @@ class VllmEngine:
         await self._call("remember", prompt, list(tokens), rows)
 
     async def drafting(self, ids: Sequence[SampleId]) -> list[DraftReport]:
-        if self._drafts == "none":
+        if self._config.drafts.method == "none":
             return [DraftReport()] * len(ids)
         accounts = await self._call("accounts", [str(id) for id in ids])
         return [DraftReport(None if row is None else Drafting(*row), yields) for row, yields in accounts]
