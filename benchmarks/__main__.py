@@ -32,7 +32,7 @@ BENCHMARKS = {
     "weights": Benchmark("benchmarks.weights", ("model",)),
     "architectures": Benchmark("benchmarks.architectures", ("names", "out")),
     "grades": Benchmark("benchmarks.grades", ("names", "out")),
-    "hosts": Benchmark("benchmarks.hosts.hosts", ("hosts", "sizes", "gbit", "rounds", "first", "dry", "out")),
+    "hosts": Benchmark("benchmarks.hosts.hosts", ("hosts", "sizes", "gbit", "rounds", "dry", "out")),
     "model": Benchmark("benchmarks.policy.model", ("out",)),
     "train": Benchmark("benchmarks.gpu.trainer", ("tokens", "methods")),
     "index": Benchmark("benchmarks.index", ("trace", "arctic", "model")),
@@ -98,12 +98,6 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
     """Where it is measured, and what a machine is taken to be."""
     parser.add_argument(
         "--gbit", type=float, metavar="R", help="hosts: rate of every host's line, in Gbit per second"
-    )
-    parser.add_argument(
-        "--first",
-        action="store_true",
-        default=None,
-        help="hosts: only the first version, whole, not the second as changes: takes half of the memory",
     )
     parser.add_argument(
         "--parts",

@@ -1,4 +1,4 @@
-"""One round of `python -m benchmarks hosts`: a trainer and its workers as processes on hosts, two versions."""
+"""One round of `python -m benchmarks hosts`: a trainer and its workers as processes on hosts."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.hosts.network import Hosts
-from benchmarks.hosts.rounds import KINDS, Cell
+from benchmarks.hosts.rounds import Cell
 from rhymed.core.errors import ConfigError
 from rhymed.core.wire.keys import make_keys
 
 PORT = 5552
+VERSION = 1
 COUNTS = -1  # in place of a version
 
 
-def measure(cell: Cell, window: int, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
-    """Seconds and bytes of the first version, which is sent whole, and of the second, which is sent as changes.
-
-    `window`: bytes of each file that take memory; 0: all. `kinds`: the first of `KINDS`, or both.
-    """
+def measure(cell: Cell, window: int) -> dict[str, Any]:
+    """Seconds and bytes of one version. `window`: bytes of each file that take memory; 0: all."""
     with tempfile.TemporaryDirectory() as scratch, Hosts(cell.hosts + 1, cell.gbit) as hosts:
         keys = str(Path(scratch) / "keys") if cell.keys else ""
         if keys:
@@ -39,15 +37,15 @@ def measure(cell: Cell, window: int, kinds: Sequence[str] = KINDS) -> dict[str, 
             for number in range(1, cell.hosts + 1):
                 fetches = ("worker", address, str(window), f"rollout-{number}", "auto", keys)
                 workers.append(stack.enter_context(_started(hosts, number, *fetches)))
-            return {kind: _once(version, trainer, workers) for version, kind in enumerate(kinds, 1)}
+            return _once(trainer, workers)
 
 
-def _once(version: int, trainer: subprocess.Popen[str], workers: list[subprocess.Popen[str]]) -> dict[str, Any]:
-    published = _ask(trainer, version)
+def _once(trainer: subprocess.Popen[str], workers: list[subprocess.Popen[str]]) -> dict[str, Any]:
+    published = _ask(trainer, VERSION)
     used_s = published["cpu_s"] + sum(_ask(worker, COUNTS)["cpu_s"] for worker in workers)
     start_s = time.perf_counter()
     for worker in workers:
-        _order(worker, version)
+        _order(worker, VERSION)
     answers = [_answer(worker) for worker in workers]
     last_s = time.perf_counter() - start_s
     after = _ask(trainer, COUNTS)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.hosts.window import CHANGED
 from rhymed.core.wire.keys import Keyring, KeyRole
 
 if TYPE_CHECKING:
@@ -61,12 +60,10 @@ class Whole:
 
     def __init__(self, publisher: Publisher, size: int) -> None:
         self.publisher, self._size = publisher, size
-        self._random = np.random.default_rng(0)
-        self._block = self._random.integers(0, 1 << 15, min(size, BLOCK_BYTES) // 2, np.uint16)
+        self._block = np.random.default_rng(0).integers(0, 1 << 15, min(size, BLOCK_BYTES) // 2, np.uint16)
 
     def publish(self, version: int) -> Published:
         block, size = self._block, self._size
-        block[self._random.random(len(block)) < CHANGED] ^= 1
         parts = [
             (f"w{start}", block[: min(len(block), (size - start) // 2)]) for start in range(0, size, BLOCK_BYTES)
         ]

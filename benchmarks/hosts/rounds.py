@@ -13,8 +13,6 @@ from rhymed.core.errors import ConfigError
 from rhymed.core.run.provenance import machine, versions
 from rhymed_workers.weights.slices import DIGESTS
 
-KINDS = ("whole", "changes")
-
 
 class Cell(NamedTuple):
     hosts: int
@@ -48,15 +46,9 @@ class Rounds:
     def of(self, cell: Cell) -> list[dict[str, Any]]:
         return self._rounds.get(cell, [])
 
-    def window(self, cell: Cell, kinds: Sequence[str]) -> int | None:
-        """Of the rounds that the cell has; None: it has none. Raises `ConfigError` if they are of other `kinds`."""
+    def window(self, cell: Cell) -> int | None:
+        """Of the rounds that the cell has; None: it has none."""
         rounds = self.of(cell)
-        if rounds and any(kind in rounds[0] for kind in KINDS if kind not in kinds):
-            raise ConfigError(
-                f"--out {self._path} has also changes (it was begun without --first): choose another name"
-            )
-        if rounds and any(kind not in rounds[0] for kind in kinds):
-            raise ConfigError(f"--out {self._path} was begun with --first: add it, or choose another name")
         return int(rounds[0]["window"]) if rounds else None
 
     def add(self, cell: Cell, found: dict[str, Any]) -> None:
@@ -75,7 +67,7 @@ class Rounds:
 
 def _checked(found: dict[str, Any]) -> dict[str, Any]:
     """Raises `KeyError`."""
-    _ = found["window"], found["whole"]["last_s"]
+    _ = found["window"], found["last_s"]
     return found
 
 
@@ -88,36 +80,30 @@ def row(cell: Cell, rounds: Sequence[dict[str, Any]], alone: Sequence[dict[str, 
     """Medians; `against_one`: the time until the last host has the weights, in times of a single host in the same
     round, if files repeat in both or in neither; `cpu_s_per_gb`: processor time of all processes, for each GB that a
     host got."""
-    made: dict[str, Any] = {"hosts": cell.hosts, "gigabytes": cell.size_gb, "keys": cell.keys}
+    made: dict[str, Any] = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    made |= {"hosts": cell.hosts, "gigabytes": cell.size_gb, "keys": cell.keys}
     made["window"] = max(one["window"] for one in rounds)
-    for kind in (kind for kind in KINDS if kind in rounds[0]):
-        middle = {name: statistics.median(one[kind][name] for one in rounds) for name in rounds[0][kind]}
-        times = [one[kind]["last_s"] for one in rounds]
-        middle |= {"least_s": min(times), "most_s": max(times), "gb_per_s_a_host": cell.size_gb / middle["last_s"]}
-        middle["cpu_s_per_gb"] = middle.pop("cpu_s") / (cell.size_gb * cell.hosts)
-        ratios = [one[kind]["last_s"] / single[kind]["last_s"] for one, single in zip(rounds, alone, strict=False)]
-        ratios = ratios if bool(made["window"]) == any(one["window"] for one in alone) else []
-        middle["against_one"] = statistics.median(ratios) if ratios else None
-        made[kind] = middle
+    times = [one["last_s"] for one in rounds]
+    made |= {"least_s": min(times), "most_s": max(times), "gb_per_s_a_host": cell.size_gb / made["last_s"]}
+    made["cpu_s_per_gb"] = made.pop("cpu_s") / (cell.size_gb * cell.hosts)
+    ratios = [one["last_s"] / single["last_s"] for one, single in zip(rounds, alone, strict=False)]
+    ratios = ratios if bool(made["window"]) == any(one["window"] for one in alone) else []
+    made["against_one"] = statistics.median(ratios) if ratios else None
     return made
 
 
 def header() -> str:
     return (
         f"{'GB':>6}{'keys':>6}{'hosts':>6}{'last host':>26}{'against one':>13}{'GB/s a host':>13}{'CPU s/GB':>10}"
-        f"{'trainer sent':>14}{'changes':>10}{'sent':>8}"
+        f"{'trainer sent':>14}"
     )
 
 
 def text(row: dict[str, Any]) -> str:
-    whole = row["whole"]
-    last = f"{whole['last_s']:.2f} s ({whole['least_s']:.2f}-{whole['most_s']:.2f})"
-    ratio = "-" if whole["against_one"] is None else f"{whole['against_one']:.2f}"
-    second = f"{'-':>10}{'-':>8}"
-    if changes := row.get("changes"):
-        second = f"{changes['last_s']:>8.2f} s{changes['sent_by_trainer']:>8.3f}"
+    last = f"{row['last_s']:.2f} s ({row['least_s']:.2f}-{row['most_s']:.2f})"
+    ratio = "-" if row["against_one"] is None else f"{row['against_one']:.2f}"
     return (
         f"{row['gigabytes']:>6g}{'yes' if row['keys'] else 'no':>6}{row['hosts']:>6}{last:>26}{ratio:>13}"
-        f"{whole['gb_per_s_a_host']:>13.2f}{whole['cpu_s_per_gb']:>10.2f}{whole['sent_by_trainer']:>11.2f} of"
-        f"{second}{'  repeats' if row['window'] else ''}"
+        f"{row['gb_per_s_a_host']:>13.2f}{row['cpu_s_per_gb']:>10.2f}{row['sent_by_trainer']:>14.2f}"
+        f"{'  repeats' if row['window'] else ''}"
     )

@@ -15,7 +15,6 @@ from rhymed.core.errors import TrainerError
 from rhymed_workers.weights.slices import MappedFile, Published, Slicing, slicing
 
 KEPT = 2  # versions
-CHANGED = 0.01  # of the values, from each version to the next
 
 
 class WindowedFile(MappedFile):
@@ -41,9 +40,8 @@ class WindowShelf:
 
     def __init__(self, folder: Path, size: int, window: int) -> None:
         self._folder, self._slicing, self._window = folder, slicing(size), window
-        self._random = np.random.default_rng(0)
         step = self._slicing.slice_bytes
-        self._values = self._random.integers(0, 1 << 15, window // step * step // 2, np.uint16)
+        self._values = np.random.default_rng(0).integers(0, 1 << 15, window // step * step // 2, np.uint16)
         self._kept: dict[int, Published] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -53,8 +51,6 @@ class WindowShelf:
         content = self._values.view(np.uint8)
         step = self._slicing.slice_bytes
         for start in range(0, len(content), step):
-            part = self._values[start // 2 : (start + step) // 2]
-            part[self._random.random(len(part)) < CHANGED] ^= 1
             file.write(start // step, content[start : start + step])
         self._kept[version] = made = Published(version, f"window-{version}", path, self._slicing.size, file)
         for old in sorted(self._kept)[:-KEPT]:

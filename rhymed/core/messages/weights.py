@@ -40,7 +40,6 @@ class GetSlice(Message, frozen=True, kw_only=True, tag="get_slice"):
 
     edition: Token
     index: Count
-    base: Token = ""  # edition of the same size whose file the worker has: the slice may be sent as changes to it
 
 
 ToWeights = GetManifest | NextSlices | GetSlice
@@ -62,7 +61,7 @@ class SliceSource(Part, Worded, frozen=True, kw_only=True):
     """Where a worker gets one slice."""
 
     index: Count
-    digest: Token  # hex, of the whole slice, also if it is sent as changes
+    digest: Token  # hex, of the slice
     source: Line = ""  # address of a relay; empty: the trainer
 
 
@@ -73,6 +72,4 @@ class SliceSources(Message, frozen=True, kw_only=True, tag="slice_sources"):
 
 
 class Slice(Message, frozen=True, kw_only=True, tag="slice"):
-    """Answer to GetSlice. The frame is the slice, or its changes (`rhymed_workers.weights.server`)."""
-
-    base: Token = ""  # edition that the changes apply to; empty: the frame is the slice
+    """Answer to GetSlice. The frame is the slice."""

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from benchmarks.hosts import hosts
 from benchmarks.hosts.fit import Fit, described, fit
 from benchmarks.hosts.network import missing_tools
-from benchmarks.hosts.rounds import KINDS, Cell, Rounds
+from benchmarks.hosts.rounds import Cell, Rounds
 from benchmarks.hosts.window import WindowedFile, WindowShelf
 from rhymed.core.errors import ConfigError
 from rhymed.core.run.provenance import machine, versions
@@ -24,27 +23,25 @@ needs_hosts = pytest.mark.skipif(bool(missing_tools(True)), reason=f"no hosts he
 
 def found(last_s: float) -> dict[str, Any]:
     one = {"publish_s": 0.1, "last_s": last_s, "first_s": last_s, "sent_by_trainer": 1.0, "cpu_s": 0.2}
-    return {"window": 0, "whole": one, "changes": one}
+    return {"window": 0, **one}
 
 
 def test_what_does_not_fit_repeats_or_is_left_out_with_a_sentence() -> None:
     assert fit(Cell(1, 0.001, False, 0.0), 4e9) == (0, "")
-    window, why = fit(Cell(8, 1e5, False, 0.0), 14e9)
+    window, why = fit(Cell(8, 15.0, False, 0.0), 3e9)
     assert (window, "left out" in why) == (0, True)
 
 
 def test_a_file_of_15_gb_to_8_hosts_fits_into_14_gb() -> None:
     window, why = fit(Cell(8, 15.0, False, 0.0), 14e9)
     assert not why
-    assert 200e6 < window < 14e9 / 19
-    assert "repeats its first" in described(Cell(8, 15.0, False, 0.0), Fit(window), KINDS)
+    assert 200e6 < window < 14e9 / 10
+    assert "repeats its first" in described(Cell(8, 15.0, False, 0.0), Fit(window))
 
 
-def test_the_first_version_alone_takes_one_copy_on_every_host() -> None:
-    copies = [fit(Cell(count, 3.0, False, 0.0), 23e9, ("whole",)).window for count in (1, 2, 4, 8)]
+def test_every_host_and_the_trainer_have_a_copy() -> None:
+    copies = [fit(Cell(count, 3.0, False, 0.0), 23e9).window for count in (1, 2, 4, 8)]
     assert [not window for window in copies] == [True, True, True, False]
-    both = [fit(Cell(count, 3.0, False, 0.0), 23e9).window for count in (1, 2, 4, 8)]
-    assert [not window for window in both] == [True, False, False, False]
 
 
 def test_a_file_that_repeats_takes_little_memory(tmp_path: Path) -> None:
@@ -60,15 +57,12 @@ def test_a_file_that_repeats_takes_little_memory(tmp_path: Path) -> None:
     for index in range(cut.count):
         copy.write(index, file.slice(index))
         assert bytes(copy.slice(index)) == bytes(file.slice(index))
-    before = bytes(file.slice(3))
-    after = bytes(shelf.publish(2).file.slice(3))
-    assert 0 < sum(x != y for x, y in zip(before, after, strict=True)) < len(before) / 50
 
 
 def test_rounds_that_a_file_has_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[Cell] = []
 
-    def measure(cell: Cell, window: int, kinds: Any) -> dict[str, Any]:
+    def measure(cell: Cell, window: int) -> dict[str, Any]:
         measured.append(cell)
         if len(measured) == 6:
             raise KeyboardInterrupt
@@ -82,7 +76,7 @@ def test_rounds_that_a_file_has_are_not_measured_again(tmp_path: Path, monkeypat
     assert len(out.read_text().splitlines()) == 1 + 5  # the first has the machine
     result = hosts.run(True, rounds=2, out=out)
     assert [cell.hosts for cell in measured] == [1, 2, 1, 2, 1, 2, 2, 1, 2]
-    assert [row["whole"]["against_one"] for row in result["rows"]] == [1.0, 2.0, 1.0, 2.0]
+    assert [row["against_one"] for row in result["rows"]] == [1.0, 2.0, 1.0, 2.0]
     hosts.run(True, rounds=2, out=out)
     assert len(measured) == 9
 
@@ -93,8 +87,8 @@ def test_another_file_is_not_written_over(tmp_path: Path) -> None:
         Rounds(other)
 
 
-def results(file: Path, window: int = 0, kinds: Sequence[str] = KINDS, **facts: str) -> Path:
-    one = {name: value for name, value in found(1.0).items() if name in (*kinds, "window")} | {"window": window}
+def results(file: Path, window: int = 0, **facts: str) -> Path:
+    one = found(1.0) | {"window": window}
     lines = [{"machine": machine() | facts, "versions": versions()}]
     lines += [{"cell": Cell(count, 0.05, keys, 0.0), "round": one} for count in (1, 2) for keys in (False, True)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -105,15 +99,11 @@ def test_rounds_of_another_machine_or_of_other_files_are_not_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosts, "missing_tools", lambda rate: "")
-    monkeypatch.setattr(hosts, "measure", lambda cell, window, kinds: pytest.fail("nothing may be measured"))
+    monkeypatch.setattr(hosts, "measure", lambda cell, window: pytest.fail("nothing may be measured"))
     file = tmp_path / "rounds.jsonl"
     with pytest.raises(ConfigError, match=r"another machine \(processor Z80, here .*choose another name"):
         hosts.run(True, out=results(file, processor="Z80"))
     hosts.run(True, out=results(file, system="Linux 2.4"))  # a newer kernel
-    with pytest.raises(ConfigError, match="also changes"):
-        hosts.run(True, first=True, out=results(file))
-    with pytest.raises(ConfigError, match="begun with --first: add it"):
-        hosts.run(True, out=results(file, kinds=("whole",)))
     with pytest.raises(ConfigError, match=r"repeat their first 50000000 MB, needs .*choose another file"):
         hosts.run(True, rounds=2, out=results(file, window=50 * 10**12))
 
@@ -121,7 +111,7 @@ def test_rounds_of_another_machine_or_of_other_files_are_not_continued(
 def test_a_dry_call_measures_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(hosts, "missing_tools", lambda rate: "")
     monkeypatch.setattr(hosts, "_free", lambda: 22e9)
-    result = hosts.run(False, first=True, dry=True)
+    result = hosts.run(False, dry=True)
     assert not result["left_out"]
     said = capsys.readouterr().out.splitlines()
     assert [
@@ -141,17 +131,15 @@ def test_the_trainer_s_line_carries_one_copy() -> None:
     assert not result["left_out"]
     assert [(row["hosts"], row["keys"]) for row in result["rows"]] == [(1, False), (3, False), (1, True), (3, True)]
     for row in result["rows"]:
-        assert 1.0 < row["whole"]["sent_by_trainer"] < 1.5, row
-        assert row["changes"]["sent_by_trainer"] < 0.1, row
-        assert row["whole"]["last_s"] > 0.05 / 0.125, "no faster than the line"
-        assert row["whole"]["cpu_s_per_gb"] > 0.1, "somebody has copied it"
+        assert 1.0 < row["sent_by_trainer"] < 1.5, row
+        assert row["last_s"] > 0.05 / 0.125, "no faster than the line"
+        assert row["cpu_s_per_gb"] > 0.1, "somebody has copied it"
 
 
 @pytest.mark.thorough
 @needs_hosts
 def test_files_that_repeat_arrive_at_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "fit", lambda cell, free, kinds: Fit(8 * MiB))
+    monkeypatch.setattr(hosts, "fit", lambda cell, free: Fit(8 * MiB))
     for row in hosts.run(True, hosts=(2,), sizes=(0.1,))["rows"]:
         assert row["window"] == 8 * MiB
-        assert 1.0 < row["whole"]["sent_by_trainer"] < 1.5, row
-        assert row["changes"]["sent_by_trainer"] < 0.1, row
+        assert 1.0 < row["sent_by_trainer"] < 1.5, row

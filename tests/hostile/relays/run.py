@@ -37,9 +37,7 @@ START_S = 120.0
 LOOK_S = 0.01
 BACK_S = 2.0  # after which a worker returns
 MOST_SENT = 0.75  # by the trainer's host, of what all hosts got
-FETCHED = re.compile(
-    r"version (\d+): ([\d.]+) MB received for ([\d.]+) MB in [\d.]+ s, from the trainer and (\d+) relays"
-)
+FETCHED = re.compile(r"version (\d+): ([\d.]+) MB received in [\d.]+ s, from the trainer and (\d+) relays")
 
 
 class Kill(NamedTuple):
@@ -72,11 +70,11 @@ class Worker:
             self.process.kill()
             self.process.wait()
 
-    def fetches(self) -> list[tuple[int, float, float, int]]:
-        """(version, MB received, MB of the file, relays) of each that is complete."""
+    def fetches(self) -> list[tuple[int, float, int]]:
+        """(version, MB, relays) of each that is complete."""
         log = self._live.where.log(self.name)
         text = log.read_text(errors="replace") if log.exists() else ""
-        return [(int(a), float(b), float(c), int(d)) for a, b, c, d in FETCHED.findall(text)]
+        return [(int(a), float(b), int(c)) for a, b, c in FETCHED.findall(text)]
 
     @property
     def fetching(self) -> bool:
@@ -199,7 +197,7 @@ def _judge(plain: LiveRun, relayed: LiveRun, facts: dict[str, Any], count: int) 
     )
     print(samples.stdout, flush=True)
     fetches = facts["fetches"]
-    share = facts["sent"] / 1e6 / max(1.0, sum(size for _, _, size, _ in fetches))
+    share = facts["sent"] / 1e6 / max(1.0, sum(size for _, size, _ in fetches))
     wrong = [f"relays: {fault}" for fault in checked.wrong] + both.wrong
     wrong += [] if samples.returncode == 0 else ["`rhymed history compare` finds other samples"]
     wrong += [] if facts["killed"] == 2 else [f"{facts['killed']} of 2 relays were killed in a transfer"]

@@ -8,7 +8,6 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rhymed.core.errors import TrainerError, WireError
@@ -194,38 +193,6 @@ async def test_a_relay_that_sends_damaged_slices_is_passed_over(
         for worker in workers:
             assert (await worker.fetch(1, made.address)).read_bytes() == data
     assert wrong
-
-
-async def test_few_changed_values_travel_as_changes(made: Trainer, tmp_path: Path) -> None:
-    first = words(8)
-    second = first.copy()
-    second.view(np.uint16)[::500] ^= 1
-    with fetchers(tmp_path, 3) as workers:
-        made.publish(1, first)
-        await asyncio.gather(*(worker.fetch(1, made.address) for worker in workers))
-        whole = workers[0].received
-        data = made.publish(2, second)
-        paths = await asyncio.gather(*(worker.fetch(2, made.address) for worker in workers[:2]))
-        assert all(path.read_bytes() == data for path in paths)
-        assert all(worker.received < whole / 50 for worker in workers[:2])
-        data = made.publish(3, words(8, 3))
-        paths = await asyncio.gather(*(worker.fetch(3, made.address) for worker in workers))
-        assert all(path.read_bytes() == data for path in paths)
-        assert all(worker.received >= whole for worker in workers), "nothing is left of the old values"
-
-
-async def test_changes_to_a_damaged_base_do_no_harm(made: Trainer, tmp_path: Path) -> None:
-    first = words(3)
-    second = first.copy()
-    second.view(np.uint16)[::500] ^= 1
-    with fetchers(tmp_path, 1) as (fetcher,):
-        made.publish(1, first)
-        path = await fetcher.fetch(1, made.address)
-        with path.open("r+b") as file:
-            file.seek(1 << 20)
-            file.write(b"damaged!")
-        data = made.publish(2, second)
-        assert (await fetcher.fetch(2, made.address)).read_bytes() == data
 
 
 async def test_weights_that_vanished_are_published_again(made: Trainer, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from rhymed.core.messages import FailedSlice, GetManifest, GetSlice, Manifest, N
 from rhymed.core.service.host import host_id
 from rhymed.core.tasks import error_of
 from rhymed.core.wire.keys import OPEN, Keyring
-from rhymed_workers.weights import server
 from rhymed_workers.weights.copies import HostCopies
 from rhymed_workers.weights.relay import Copy, Relay, open_relay, relay_address
 from rhymed_workers.weights.slices import DIGESTS, IN_FLIGHT, MappedFile, Slicing
@@ -45,21 +44,14 @@ TRIES = 3  # of one slice that comes damaged
 
 
 class Download:
-    """`old`: the file of edition `copy.base`, of the same size; changes to it may be sent in place of slices."""
-
-    def __init__(
-        self, sources: Sources, worker: str, relay: str, algorithm: str, copy: Copy, old: MappedFile | None
-    ) -> None:
+    def __init__(self, sources: Sources, worker: str, relay: str, algorithm: str, copy: Copy) -> None:
         self._sources, self._worker, self._relay = sources, worker, relay
-        self._algorithm, self._copy, self._old = algorithm, copy, old
+        self._algorithm, self._copy = algorithm, copy
         self._tasks: set[asyncio.Task[None]] = set()
         self._stored: list[int] = []  # since the last request
         self._failed: list[FailedSlice] = []
         self._damaged: Counter[int] = Counter()  # by slice: how often it came damaged
-        self._whole: set[int] = set()  # slices whose changes did not lead to what was expected
         self._used: set[str] = set()  # sources
-        self._buffers: list[bytearray] = []  # for slices that come as changes
-        self.received = 0  # bytes of slices and changes
 
     @property
     def relays(self) -> int:
@@ -116,15 +108,12 @@ class Download:
 
     async def _fetch(self, slice: SliceSource) -> None:
         length = self._copy.file.slicing.length(slice.index)
-        base = self._copy.base if self._old is not None and slice.index not in self._whole else ""
         before = self._damaged[slice.index]
-        ask = GetSlice(edition=self._copy.edition, index=slice.index, base=base)
+        ask = GetSlice(edition=self._copy.edition, index=slice.index)
         try:
-            message, frames = await self._sources.slice(slice.source, ask, length)
-            await asyncio.to_thread(self._keep, slice, message.base, frames[0])
+            content = await self._sources.slice(slice.source, ask, length)
+            await asyncio.to_thread(self._keep, slice, content)
         except WireError as error:
-            if base:
-                self._whole.add(slice.index)
             if slice.source == TRAINER and not before < self._damaged[slice.index] < TRIES:
                 raise
             log.warning("slice %d from %s: %s", slice.index, slice.source or "the trainer", error)
@@ -133,29 +122,9 @@ class Download:
         self._used.add(slice.source)
         self._copy.stored.add(slice.index)
         self._stored.append(slice.index)
-        self.received += len(frames[0])
 
-    def _keep(self, slice: SliceSource, base: str, frame: Any) -> None:
+    def _keep(self, slice: SliceSource, content: Any) -> None:
         """Blocking: verify and write."""
-        if not base:
-            self._verify(slice, frame)
-            self._copy.file.write(slice.index, frame)
-            return
-        if base != self._copy.base or self._old is None:
-            raise MalformedMessage(f"slice {slice.index} as changes to edition {base}, which was not asked for")
-        try:
-            buffer = self._buffers.pop()
-        except IndexError:  # all are in use
-            buffer = bytearray(self._copy.file.slicing.slice_bytes)
-        try:
-            content = server.apply_changes(self._old.slice(slice.index), frame, buffer)
-            self._verify(slice, content)
-            self._copy.file.write(slice.index, content)
-        finally:
-            self._buffers.append(buffer)
-        self._copy.changes[slice.index] = bytes(frame)
-
-    def _verify(self, slice: SliceSource, content: Any) -> None:
         length = self._copy.file.slicing.length(slice.index)
         digest = DIGESTS[self._algorithm](content)
         if len(content) != length or digest != slice.digest:
@@ -164,6 +133,7 @@ class Download:
                 f"slice {slice.index} of edition {self._copy.edition} arrived damaged: {len(content)} bytes, digest"
                 f" {digest}; expected {length}, {slice.digest}"
             )
+        self._copy.file.write(slice.index, content)
 
 
 log = logging.getLogger(__name__)
@@ -201,28 +171,24 @@ class Fetcher:
         self._sources: Sources | None = None
         self._copies: HostCopies | None = None
         self._relay: Relay | None = None
-        self._held: tuple[str, Path] | None = None  # edition and file that was returned last, if it is a copy
-        self.received = 0  # bytes, by the last fetch
 
     async def fetch(self, version: int, address: str) -> Path:
         """The file of this version; it stays until the next call. Raises the trainer's error, or `WireError`."""
         self._connect(address)
         manifest = await self._manifest(version)
-        self.received = 0
         if manifest.host == self._host and _size(Path(manifest.path)) == manifest.size:
             return Path(manifest.path)
         name = f"v{version:06d}-{manifest.edition}"
         async with self._to_fetch(manifest, name) as (copies, found):
             path = found or await self._copy(copies, manifest, name)
         await asyncio.to_thread(copies.keep_only, path)
-        self._held = manifest.edition, path
         return path
 
     def close(self) -> None:
         for part in (self._relay, self._sources, self._copies):
             if part is not None:
                 part.close()
-        self._relay = self._sources = self._copies = self._held = None
+        self._relay = self._sources = self._copies = None
 
     def _connect(self, address: str) -> None:
         if self._sources is None or self._sources.address != address:
@@ -262,12 +228,11 @@ class Fetcher:
         relay = await self._open_relay() if manifest.size > SMALL_BYTES else None
         slicing = Slicing(manifest.size, manifest.slice_bytes)
         part = await asyncio.to_thread(copies.part, name, manifest.size)
-        base, old = self._base_for(slicing)
-        copy = Copy(manifest.edition, self._file(part, slicing, writable=True), base)
+        copy = Copy(manifest.edition, self._file(part, slicing, writable=True))
         if relay is not None:
             relay.offer(copy)
         try:
-            await self._download(manifest, copy, old, relay.address if relay is not None else "")
+            await self._download(manifest, copy, relay.address if relay is not None else "")
         except BaseException as error:
             part.unlink(missing_ok=True)
             if relay is not None:
@@ -277,28 +242,18 @@ class Fetcher:
             raise
         return copies.finish(part)
 
-    async def _download(self, manifest: Manifest, copy: Copy, old: MappedFile | None, relay: str) -> None:
+    async def _download(self, manifest: Manifest, copy: Copy, relay: str) -> None:
         assert self._sources is not None, "connected first"
         started = time.monotonic()
-        download = Download(self._sources, self._name, relay, manifest.algorithm, copy, old)
+        download = Download(self._sources, self._name, relay, manifest.algorithm, copy)
         await download.run()
-        self.received = download.received
         log.info(
-            "version %d: %.1f MB received for %.1f MB in %.2f s, from the trainer and %d relays",
+            "version %d: %.1f MB received in %.2f s, from the trainer and %d relays",
             manifest.version,
-            download.received / 1e6,
             manifest.size / 1e6,
             time.monotonic() - started,
             download.relays,
         )
-
-    def _base_for(self, slicing: Slicing) -> tuple[str, MappedFile | None]:
-        """Edition and file to which slices may come as changes; an empty edition if there is none."""
-        if self._held is not None:
-            edition, path = self._held
-            with contextlib.suppress(OSError, WireError):
-                return edition, self._file(path, slicing)
-        return "", None
 
     async def _open_relay(self) -> Relay | None:
         if self._relay is None and self._sources is not None and self._relaying.address != "off":

@@ -26,17 +26,14 @@ KEPT = 2  # editions: one may be fetched while another host still fetches the on
 class Copy:
     """A file of this host, complete or being fetched."""
 
-    def __init__(self, edition: str, file: MappedFile, base: str = "") -> None:
-        self.edition, self.file, self.base = edition, file, base
+    def __init__(self, edition: str, file: MappedFile) -> None:
+        self.edition, self.file = edition, file
         self.stored: set[int] = set()  # verified slices
-        self.changes: dict[int, bytes] = {}  # to `base`, of the slices that came that way
 
     def answer(self, ask: messages.GetSlice) -> Parcel:
         """Raises `WireError`."""
         if ask.index not in self.stored:
             raise WireError(f"slice {ask.index} of edition {ask.edition} is not here")
-        if ask.base and ask.base == self.base and ask.index in self.changes:
-            return Parcel(messages.Slice(base=self.base), [self.changes[ask.index]])
         return Parcel(messages.Slice(), [self.file.slice(ask.index)])
 
 

@@ -11,13 +11,13 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 from rhymed.core.errors import MalformedMessage, PeerGone
 from rhymed.core.messages import GetSlice, Message, Slice
 from rhymed.core.tasks import watched
 from rhymed.core.wire.keys import Keyring
-from rhymed.core.wire.link import Parcel
 from rhymed.core.wire.sockets import Client
 from rhymed_workers.weights.slices import deadline_s
 from rhymed_workers.weights.tracker import TRAINER
@@ -48,8 +48,8 @@ class Sources:
         answer: Message = (await self._link(TRAINER, 0).request(message, deadline_s=deadline_s)).message
         return answer
 
-    async def slice(self, source: str, ask: GetSlice, length: int) -> Parcel:
-        """`Slice` and one frame. Raises the source's error."""
+    async def slice(self, source: str, ask: GetSlice, length: int) -> Any:
+        """The slice's content, as a buffer. Raises the source's error."""
         if source != TRAINER:
             await self._reach(source)
         links = TRAINER_LINKS if source == TRAINER else RELAY_LINKS
@@ -58,7 +58,7 @@ class Sources:
         parcel = await link.request(ask, deadline_s=deadline_s(length, source != TRAINER), phase=phase)
         if not isinstance(parcel.message, Slice) or len(parcel.frames) != 1:
             raise MalformedMessage(f"{link.address} did not send {phase}")
-        return parcel
+        return parcel.frames[0]
 
     def forget(self, keep: set[str]) -> None:
         """Close the connections to relays that are not in `keep`."""
