@@ -126,7 +126,7 @@ class IndexDrafter:
             start = time.perf_counter()
             index = Index(trace.prompts[prompt], expected=sum(len(r.tokens) for r in past), **options)
             for response in past:
-                index.add(response.tokens, epoch - response.epoch, response.reward)
+                index.add(response.tokens, epoch - response.epoch)
             self.build_s += time.perf_counter() - start
             self.built += index.tokens
             self._indexes[prompt] = index

@@ -76,7 +76,7 @@ class LocalStore:
             raise StoreDamaged(str(error)) from None
         past, at = [], 0
         for info in answer.samples:
-            past.append(PastResponse(arrays[0][at : at + info.length].astype(np.int32), info.id.step, info.reward))
+            past.append(PastResponse(arrays[0][at : at + info.length].astype(np.int32), info.id.step))
             at += info.length
         self._steps[prompt] = (max((response.step for response in past), default=ROUNDS - 1) + 1, 0)
         return past[: self._responses]

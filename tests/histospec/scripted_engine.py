@@ -103,7 +103,7 @@ class Engine:
         assert most, "the engine ends"
 
     def remember(self, *past: list[int], prompt: str = "p") -> None:
-        self.builder.submit(prompt, PROMPT, lambda: [PastResponse(np.array(one, np.int32), 0, None) for one in past])
+        self.builder.submit(prompt, PROMPT, lambda: [PastResponse(np.array(one, np.int32), 0) for one in past])
         brought = threading.Event()
         self.builder.run(brought.set)  # in turn
         assert brought.wait(60)

@@ -449,7 +449,7 @@ engine.builder.close()
 
 def test_the_papers_matching_has_its_own_context_lengths() -> None:
     builder, brought = Builder(1000, Settings(matching="paper").orders), threading.Event()
-    builder.submit("p", PROMPT, lambda: [PastResponse(np.array([1, 2, 3], np.int32), 0, None)])
+    builder.submit("p", PROMPT, lambda: [PastResponse(np.array([1, 2, 3], np.int32), 0)])
     builder.run(brought.set)  # in turn
     assert brought.wait(60)
     ((_, index),) = builder.finished()

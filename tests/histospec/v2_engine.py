@@ -155,7 +155,7 @@ def learn(histo: Any, made: list[list[int]]) -> None:
     for number, prompt in enumerate(prompts()):
         both = made[2 * number : 2 * number + 2]
         past = [[(token + (at % 6 == 5)) % 250 for at, token in enumerate(tokens)] for tokens in both]
-        histo.remember(str(number), prompt, [PastResponse(np.array(tokens, np.int32), 0, None) for tokens in past])
+        histo.remember(str(number), prompt, [PastResponse(np.array(tokens, np.int32), 0) for tokens in past])
     indexed = threading.Event()
     histo._builder.run(indexed.set)
     assert indexed.wait(60)

@@ -20,7 +20,7 @@ class Ranks(Extension):
         histo = self.model_runner.speculator.histo
         self.set_broken(not past)
         for number, tokens in enumerate(past):
-            histo.remember(str(number), prompts()[number], [PastResponse(np.array(tokens, np.int32), 0, None)])
+            histo.remember(str(number), prompts()[number], [PastResponse(np.array(tokens, np.int32), 0)])
         indexed = threading.Event()
         histo._builder.run(indexed.set)
         assert indexed.wait(60)

@@ -50,13 +50,13 @@ def _learn(
     seen: Tally,
 ) -> None:
     for i in range(len(verified)):
-        sequences = arena.views(addresses[i]).sequences
-        form = float(sequences[rows[i], FORM])
+        sequence = arena.views(addresses[i]).sequences[rows[i]]
+        form = float(sequence[FORM])
         for j in range(min(accepted[i] + 1, verified[i])):
             cell, right = evidence[i, j], 1.0 if j < accepted[i] else 0.0
             form += INERTIA * (ONE * (right - seen.share[cell]) - form)
             note(seen, cell, right)
-        sequences[rows[i], FORM] = int(form)
+        sequence[FORM] = int(form)
 
 
 def _guess() -> NDArray[np.float64]:

@@ -295,7 +295,7 @@ class CarriedDrafts:
         """`vocabulary`: token ids from here on belong to another tokenizer."""
         self._vocabulary = vocabulary
         self._tried, self._same = PRIOR_TOKENS, PRIOR * PRIOR_TOKENS
-        self.refused = 0  # requests whose carried tokens are invalid
+        self._warned = False
 
     @property
     def rate(self) -> float:
@@ -307,8 +307,8 @@ class CarriedDrafts:
         try:
             return Carried(_checked(tokens, self._vocabulary))
         except ValueError as error:
-            self.refused += 1
-            if self.refused == 1:
+            if not self._warned:
+                self._warned = True
                 log.warning(
                     "request %s: its carried tokens are ignored, as are all invalid ones from now on: %s", name, error
                 )

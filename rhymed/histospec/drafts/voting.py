@@ -35,7 +35,6 @@ from rhymed.histospec.index.arena import (
     ONE,
     PROMPT,
     START,
-    WEIGHT,
     Array,
     buckets,
     following,
@@ -131,9 +130,9 @@ def _batch(
     output: Output,
     votes: Votes,
 ) -> None:
-    whole, parts = np.empty((7, MAX_MATCHES), np.int32), np.empty((3, MAX_MATCHES), np.float32)
-    matches = Matches(whole[0], whole[1], whole[2], whole[3], parts[0])
-    voting = Voting(whole[4], whole[5], parts[1], whole[6], parts[2])
+    whole, parts = np.empty((7, MAX_MATCHES), np.int32), np.empty((2, MAX_MATCHES), np.float32)
+    matches = Matches(whole[0], whole[1], whole[2], whole[3])
+    voting = Voting(whole[4], whole[5], parts[0], whole[6], parts[1])
     for i in range(len(rows)):
         limit = min(limits[i], output.tokens.shape[1])
         if limit <= 0:
@@ -183,7 +182,7 @@ def _draft_one(
         for j in range(count):
             at = class_of(matches.lengths[j], matches.similarities[j], matches.kinds[j])
             voting.choices[j], voting.classes[j] = _token(texts, matches, j), at
-            voting.weights[j] = matches.weights[j] * learned.weight[at]
+            voting.weights[j] = learned.weight[at]
         word = row_word(noise.keys[i], noise.positions[i] + depth)
         best, share = _choose(count, voting, word, noise.known[i])
         trusted, agreeing = np.float32(0.0), 0
@@ -211,7 +210,7 @@ def _advance(best: int, count: int, voting: Voting, backoff: bool, texts: Texts,
         elsewhere = matches.kinds[j] == RECENT
         slot = following(matches.slots[j], texts.others_after if elsewhere else texts.after)
         if slot >= 0 and (texts.others if elsewhere else texts.tokens)[slot] >= 0:
-            matches.slots[kept], matches.weights[kept] = slot, matches.weights[j]
+            matches.slots[kept] = slot
             matches.lengths[kept] = min(matches.lengths[j] + 1, LONGEST) if agrees else 0
             similarity = matches.similarities[j]
             matches.similarities[kept] = similarity + (ONE // FADE if agrees else 0) - similarity // FADE
@@ -268,7 +267,6 @@ class Matches(NamedTuple):
     lengths: Array
     similarities: Array
     kinds: Array  # of `trust`
-    weights: NDArray[np.float32]  # of their sequences
 
 
 @native
@@ -340,7 +338,7 @@ def find_recent(address: int, row: int, recent: int, count: int, matches: Matche
                 continue
             matches.slots[count], matches.lengths[count] = place, match
             matches.similarities[count] = _similarity(end, here, tokens, before, others, others_before)
-            matches.kinds[count], matches.weights[count] = trust.RECENT, arena.ONE
+            matches.kinds[count] = trust.RECENT
             count += 1
     return count
 
@@ -352,7 +350,6 @@ def _put(
     matches.slots[at], matches.lengths[at], matches.similarities[at] = place, match, similarity
     prompt = sequences[source, KIND] == PROMPT
     matches.kinds[at] = trust.PROMPT if prompt else trust.OWN if source == row else trust.OTHER
-    matches.weights[at] = sequences[source, WEIGHT]
 
 
 @native

@@ -34,7 +34,7 @@ PROMPT_START = -4
 SLOTS, USED, HEADS, ROOM, SEQUENCES, LONG, SHORT, VOCABULARY, NEED, TOKENS = range(10)
 HEADER = 16
 # The fields of a sequence.
-LAST, WEIGHT, KIND, AGE, LENGTH, FORM, FIRST = range(7)
+LAST, KIND, AGE, FORM, FIRST = range(5)
 TRACK = 8  # from here on: pairs of a slot, or `NOTHING`, and the similarity of the texts that end there
 TRACKS = 12
 FIELDS = TRACK + 2 * TRACKS
@@ -42,7 +42,7 @@ LONGEST = 32  # tokens of context that are compared
 FADE = 8  # tokens: time constant of the similarity
 # Kinds of sequences; closed and open ones are siblings.
 PROMPT, HISTORY, CLOSED, OPEN = range(4)
-ONE = 1024  # weights are fixed-point
+ONE = 1024  # similarities and forms are fixed-point
 
 # Results of `extend`.
 DONE, BAD_TOKEN, FULL, NOT_OPEN = range(4)
@@ -148,17 +148,15 @@ def _write(address: int, row: int, token: int) -> None:
 
 
 @native
-def begin(address: int, kind: int, weight: int, age: int) -> int:
+def begin(address: int, kind: int, age: int) -> int:
     """Adds a sequence with its start and returns its row. There must be room and a free block."""
     arena = views(address)
     header, sequences = arena.header, arena.sequences
     row = int(header[SEQUENCES])
     header[SEQUENCES] += 1
     sequences[row, LAST] = NOTHING
-    sequences[row, WEIGHT] = weight
     sequences[row, KIND] = kind
     sequences[row, AGE] = age
-    sequences[row, LENGTH] = 0
     sequences[row, FORM] = 0
     sequences[row, TRACK:] = NOTHING
     if kind == OPEN:
@@ -199,7 +197,6 @@ def append(address: int, row: int, fresh: Array) -> None:
         _write(address, row, token)
         if sequences[row, KIND] == OPEN:
             _advance_tracks(sequences[row], token, tokens, after)
-    sequences[row, LENGTH] += len(fresh)
     header[TOKENS] += len(fresh)
 
 

@@ -29,7 +29,6 @@ Built: TypeAlias = tuple[str, Index]
 class PastResponse(NamedTuple):
     tokens: NDArray[np.int32]
     step: int  # training step that made it
-    reward: float | None
 
 
 class Builder:
@@ -90,7 +89,7 @@ class Builder:
         )
         steps = sorted({response.step for response in past}, reverse=True)
         for response in sorted(past, key=lambda response: response.step):
-            index.add(response.tokens, age=1 + steps.index(response.step), reward=response.reward)
+            index.add(response.tokens, age=1 + steps.index(response.step))
         return index
 
     def _work(self) -> None:

@@ -8,10 +8,8 @@ an index is in `drafts`.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +18,6 @@ from rhymed.histospec.index import arena
 from rhymed.histospec.index.arena import HEADER, Array
 
 UNLIMITED = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The weight of a past response's votes; a running sibling's is 1. `recency`: factor per epoch of age. `reward`:
-    exponent of two per unit of reward, which is clipped to [-1, 1]."""
-
-    recency: float = 1.0
-    reward: float = 0.0
-    history: float = 1.0
-
-    def of(self, age: int, reward: float | None) -> int:
-        """The weight in units of 1 / `arena.ONE`, at least one unit; a reward of None or NaN counts as 0."""
-        gain = 0.0 if reward is None or math.isnan(reward) else self.reward * min(max(reward, -1.0), 1.0)
-        return max(round(arena.ONE * self.history * math.pow(self.recency, age - 1) * math.pow(2.0, gain)), 1)
 
 
 class Index:
@@ -48,16 +31,14 @@ class Index:
         room: int = 16,
         vocabulary: int = UNLIMITED,
         orders: tuple[int, int] = (8, 2),
-        weights: Weights | None = None,
     ) -> None:
         """`expected` tokens in `room` sequences fit without growing. Ids from `vocabulary` on are refused. `orders`:
         context lengths."""
         if not orders[0] >= orders[1] >= 1:
             raise ValueError(f"orders are (long, short), both at least 1, not {orders}")
-        self._weights = weights or Weights()
         self._vocabulary = vocabulary
         self._take(arena.allocate(len(prompt) + expected + 8 * arena.BLOCK, room, orders, vocabulary))
-        self._write(prompt, arena.PROMPT, arena.ONE, 0)
+        self._write(prompt, arena.PROMPT, 0)
 
     @property
     def tokens(self) -> int:
@@ -71,33 +52,28 @@ class Index:
     def opened(self) -> int:
         return int(np.count_nonzero(self._sequences[:, arena.KIND] == arena.OPEN))
 
-    def add(self, tokens: NDArray[np.int32], age: int, reward: float | None = None) -> None:
+    def add(self, tokens: NDArray[np.int32], age: int) -> None:
         """Adds a response of an earlier epoch; age 1 is the last epoch. ValueError for an id out of range."""
         if age < 1:
             raise ValueError(f"age is epochs before now, at least 1, not {age}")
-        self._write(tokens, arena.HISTORY, self._weights.of(age, reward), age)
+        self._write(tokens, arena.HISTORY, age)
 
     def open(self) -> int:
         """A new sequence for a running request. Returns its row. Its tokens are drafts for its siblings."""
         self._reserve(arena.BLOCK, 1)
-        return arena.begin(self.address, arena.OPEN, arena.ONE, 0)
+        return arena.begin(self.address, arena.OPEN, 0)
 
-    def close(self, row: int, reward: float | None = None) -> None:
-        """The request has ended; its text stays as a sibling's. With a reward it weighs as a past response does."""
+    def close(self, row: int) -> None:
+        """The request has ended; its text stays as a sibling's."""
         if not (0 <= row < self.array[arena.SEQUENCES] and self._sequences[row, arena.KIND] == arena.OPEN):
             raise ValueError(f"row {row} is not open")
         self._sequences[row, arena.KIND] = arena.CLOSED
-        if reward is not None:
-            self._sequences[row, arena.WEIGHT] = self._weights.of(1, reward)
 
     def resume(self, row: int) -> None:
         """A sequence that was closed goes on: the next turn of its sample follows."""
         if not (0 <= row < self.array[arena.SEQUENCES] and self._sequences[row, arena.KIND] == arena.CLOSED):
             raise ValueError(f"row {row} is not closed")
-        self._sequences[row, arena.KIND], self._sequences[row, arena.WEIGHT] = arena.OPEN, arena.ONE
-
-    def length(self, row: int) -> int:
-        return int(self._sequences[row, arena.LENGTH])
+        self._sequences[row, arena.KIND] = arena.OPEN
 
     def grow(self, tokens: int, sequences: int = 0) -> None:
         """Moves to a larger array, with space for this many more and for half of the present size on top."""
@@ -126,11 +102,11 @@ class Index:
         if full or header[arena.SEQUENCES] + sequences > header[arena.ROOM]:
             self.grow(tokens, sequences)
 
-    def _write(self, tokens: NDArray[np.int32], kind: int, weight: int, age: int) -> None:
+    def _write(self, tokens: NDArray[np.int32], kind: int, age: int) -> None:
         fresh = np.ascontiguousarray(tokens, np.int32)
         check(fresh, self._vocabulary)
         self._reserve(len(fresh) + 1 + arena.BLOCK, 1)
-        arena.append(self.address, arena.begin(self.address, kind, weight, age), fresh)
+        arena.append(self.address, arena.begin(self.address, kind, age), fresh)
 
 
 def check(tokens: NDArray[np.int32], vocabulary: int) -> None:
@@ -164,22 +140,17 @@ def extend(
 # The indexes of many prompts within a memory budget.
 #
 # When the budget is exceeded, the least recently used prompts without open sequences are evicted. Indexes in use
-# stay: if these alone exceed the budget, new prompts get no index, `refused` counts them, and their requests run
-# undrafted.
+# stay: if these alone exceed the budget, new prompts get no index, and their requests run undrafted.
 
 
 class IndexCache:
-    """For one thread at a time. `evicted` and `refused` count prompts."""
+    """For one thread at a time."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.evicted = self.refused = 0
         self._indexes: OrderedDict[Hashable, Index] = OrderedDict()
         self._measured: dict[Hashable, int] = {}  # bytes, when last measured
         self.nbytes = 0  # sum of these
-
-    def __len__(self) -> int:
-        return len(self._indexes)
 
     def __iter__(self) -> Iterator[Hashable]:
         """Prompts, the least recently used first."""
@@ -197,7 +168,6 @@ class IndexCache:
         if old is not None and old.opened:
             raise ValueError("an index with open sequences cannot be replaced")
         if not self._make_room(index.nbytes - self._measured.get(prompt, 0), keep=prompt):
-            self.refused += 1
             return False
         self._indexes[prompt] = index
         self._indexes.move_to_end(prompt)
@@ -229,5 +199,4 @@ class IndexCache:
             return False
         for prompt in idle:
             self.drop(prompt)
-        self.evicted += len(idle)
         return True

@@ -295,7 +295,7 @@ class EngineServer:
         if hasattr(drafter, "remember"):
             from rhymed.histospec.index.builder import PastResponse
 
-            rows = [PastResponse(np.array(response, np.int32), 0, None) for response in past]
+            rows = [PastResponse(np.array(response, np.int32), 0) for response in past]
             drafter.remember(prompt, context, rows)
             for row in rows:
                 drafter.recent.add(row.tokens)

@@ -8,7 +8,6 @@ from rhymed.histospec.drafts.trust import KINDS, MATCHES, OTHER, OWN, PROMPT, RE
 from rhymed.histospec.drafts.types import Matching
 from rhymed.histospec.drafts.voting import COMPARED, MAX_RECENT, SHARE_POWER, UNSEEN
 from rhymed.histospec.index.arena import FADE, LONGEST, ONE, TRACKS
-from rhymed.histospec.index.index import Weights
 from rhymed.histospec.sampling.noise import gumbel
 
 START, PROMPT_START = "start", "prompt"
@@ -17,35 +16,32 @@ START, PROMPT_START = "start", "prompt"
 class Naive:
     """A text of another prompt has a number below 0: row 1 of `recent` is -1."""
 
-    def __init__(self, prompt, orders, weights=None, recent=None):
-        self.recent, self.orders, self.weights = recent, orders, weights or Weights()
-        self.texts, self.kinds, self.ages, self.weight = [], [], [], []
+    def __init__(self, prompt, orders, recent=None):
+        self.recent, self.orders = recent, orders
+        self.texts, self.kinds, self.ages = [], [], []
         self.written = []  # (sequence, position), the oldest first
         self.tracked = []  # by sequence: (sequence, position, similarity), or None
-        self._begin(PROMPT_START, "prompt", 0, ONE)
+        self._begin(PROMPT_START, "prompt", 0)
         self.extend(0, prompt)
 
-    def _begin(self, mark, kind, age, weight):
+    def _begin(self, mark, kind, age):
         self.texts.append([mark])
         self.kinds.append(kind)
         self.ages.append(age)
-        self.weight.append(weight)
         self.written.append((len(self.texts) - 1, 0))
         whole = [row for row, other in enumerate(self.kinds[:-1]) if other in ("history", "closed")]
         beginnings = [(row, 0, ONE) for row in whole[::-1]] if kind == "open" else []
         self.tracked.append((beginnings + [None] * TRACKS)[:TRACKS])
         return len(self.texts) - 1
 
-    def add(self, tokens, age, reward=None):
-        self.extend(self._begin(START, "history", age, self.weights.of(age, reward)), tokens)
+    def add(self, tokens, age):
+        self.extend(self._begin(START, "history", age), tokens)
 
     def open(self):
-        return self._begin(START, "open", 0, ONE)
+        return self._begin(START, "open", 0)
 
-    def close(self, row, reward=None):
+    def close(self, row):
         self.kinds[row] = "closed"
-        if reward is not None:
-            self.weight[row] = self.weights.of(1, reward)
 
     def extend(self, row, tokens):
         for token in tokens:
@@ -145,8 +141,7 @@ class Naive:
             shares, right = {}, {}
             for other, place, match, similarity in matches:
                 token, at = self.text(other)[place], self.class_of(row, other, match, similarity)
-                weight = ONE if other < 0 else self.weight[other]
-                shares[token] = shares.get(token, 0.0) + weight * float(trust.weight[at])
+                shares[token] = shares.get(token, 0.0) + float(trust.weight[at])
                 right[token] = max(right.get(token, 0.0), trust.right[at])
             total = sum(shares.values())
             noise = gumbel(key, start + len(steps), 200) if key is not None else [0.0] * 200

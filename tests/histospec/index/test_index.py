@@ -8,7 +8,7 @@ from rhymed.histospec.drafts.trust import Trust
 from rhymed.histospec.drafts.types import Matching, Noise
 from rhymed.histospec.drafts.voting import MAX_MATCHES, WALK, draft
 from rhymed.histospec.index import arena
-from rhymed.histospec.index.index import Index, Weights, extend
+from rhymed.histospec.index.index import Index, extend
 from rhymed.histospec.index.recent import ORDERS, Recent
 from rhymed.histospec.sampling.noise import draw
 from tests.histospec.index.naive import Naive
@@ -43,10 +43,10 @@ text = st.one_of(
 )
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), text, st.integers(1, 3), st.sampled_from([None, 0.0, 1.0])),
+        st.tuples(st.just("add"), text, st.integers(1, 3)),
         st.tuples(st.just("open")),
         st.tuples(st.just("extend"), st.integers(0, 5), text),
-        st.tuples(st.just("close"), st.integers(0, 5), st.sampled_from([None, 1.0])),
+        st.tuples(st.just("close"), st.integers(0, 5)),
         st.tuples(st.just("draft")),
     ),
     min_size=1,
@@ -61,18 +61,17 @@ of_other_prompts = st.lists(text.filter(len), max_size=3)
 @settings(max_examples=400, deadline=None)
 def test_drafts_are_those_of_the_naive_index(prompt, steps, others, orders, backoff, keyed):
     """Whatever was added, opened, extended, drafted and closed: the same places, votes and drafts."""
-    weights = Weights(recency=0.5, reward=1.0)
     recent, elsewhere = Recent(capacity=1024), Naive((), ORDERS)
     for other in others:
         recent.add(tokens(*other))
         elsewhere.add(other, 1)
-    index = Index(tokens(*prompt), orders=orders, weights=weights)
-    naive = Naive(prompt, orders, weights, None if backoff else elsewhere)
+    index = Index(tokens(*prompt), orders=orders)
+    naive = Naive(prompt, orders, None if backoff else elsewhere)
     settings, trust = Matching(floor=0.0, backoff=backoff), Trust()
     rows, lost = [], set()  # rows that met a limit keep other places from then on
     for step in [*steps, ("draft",)]:
         if step[0] == "add":
-            index.add(tokens(*step[1]), *step[2:])
+            index.add(tokens(*step[1]), step[2])
             naive.add(*step[1:])
         elif step[0] == "open":
             rows.append(index.open())
@@ -83,8 +82,8 @@ def test_drafts_are_those_of_the_naive_index(prompt, steps, others, orders, back
             naive.extend(row, step[2])
         elif rows and step[0] == "close":
             row = rows.pop(step[1] % len(rows))
-            index.close(row, step[2])
-            naive.close(row, step[2])
+            index.close(row)
+            naive.close(row)
         elif rows and step[0] == "draft":
             keys = [row + 7 if keyed else None for row in rows]
             positions = np.array([len(naive.texts[row]) - 1 for row in rows], np.int64)
@@ -155,12 +154,11 @@ def test_the_request_itself_and_the_prompt_are_sources():
     assert drafted(proposed([index], [row], [(9, 1, 2)], limit=2)) == [3, 20]
 
 
-def test_more_votes_win_and_rewards_weigh():
-    for reward, winner in ((0.0, 5), (3.0, 6)):
-        index = Index(tokens(1), weights=Weights(reward=reward))
-        for response, value in (((5, 7), 0.0), ((5, 7), 0.0), ((6, 8), 1.0)):
-            index.add(tokens(*response), age=1, reward=value)
-        assert drafted(proposed([index], [index.open()]))[0] == winner
+def test_more_votes_win():
+    index = Index(tokens(1))
+    for response in ((5, 7), (5, 7), (6, 8)):
+        index.add(tokens(*response), age=1)
+    assert drafted(proposed([index], [index.open()]))[0] == 5
 
 
 def test_a_place_that_was_alike_before_a_gap_outvotes_one_that_was_not():
@@ -230,7 +228,7 @@ def test_ids_out_of_range_are_refused_and_nothing_is_appended():
     a, b = index.open(), index.open()
     with pytest.raises(ValueError, match="-1 at position 0"):
         extend([index, index], tokens(a, b), tokens(5, -1), tokens(0, 1, 2))
-    assert (index.length(a), index.length(b)) == (0, 0)
+    assert index.tokens == 1, "the prompt alone"
     with pytest.raises(ValueError, match="id -7"):
         Index(tokens(-7))
     with pytest.raises(ValueError, match="age"):

@@ -18,7 +18,7 @@ from rhymed_workers.engines.extension import Extension
 from rhymed_workers.engines.vllm import VllmEngine
 from tests.packages import needs
 
-ROWS: list[tuple[int, float | None, bytes]] = [(3, 1.0, bytes(8))]
+ROWS: list[tuple[int, bytes]] = [(3, bytes(8))]
 
 
 class Drafter:

@@ -283,15 +283,15 @@ class Extension(Storage):
         backend: Any = getattr(self, "weight_transfer_engine")  # noqa: B009  # of vLLM's worker
         return str(backend.taken.source)
 
-    def remember(self, prompt: str, tokens: list[int], rows: list[tuple[int, float | None, bytes]]) -> None:
-        """A prompt's earlier responses: (step, reward, tokens as int32)."""
+    def remember(self, prompt: str, tokens: list[int], rows: list[tuple[int, bytes]]) -> None:
+        """A prompt's earlier responses: (step, tokens as int32)."""
         if (drafter := self._drafter()) is None:
             return
         import numpy as np
 
         from rhymed.histospec.index.builder import PastResponse
 
-        past = [PastResponse(np.frombuffer(data, "<i4"), step, reward) for step, reward, data in rows]
+        past = [PastResponse(np.frombuffer(data, "<i4"), step) for step, data in rows]
         drafter.remember(prompt, tokens, past)
 
     def accounts(self, names: list[str]) -> list[tuple[tuple[float, ...] | None, bytes | None]] | None:

@@ -258,9 +258,7 @@ class VllmEngine:
         return self._activity.seconds()
 
     async def remember(self, prompt: str, tokens: Sequence[int], past: Sequence[StoredSample]) -> None:
-        rows = [
-            (sample.info.id.step, sample.info.reward, np.asarray(sample.tokens, "<i4").tobytes()) for sample in past
-        ]
+        rows = [(sample.info.id.step, np.asarray(sample.tokens, "<i4").tobytes()) for sample in past]
         await self._call("remember", prompt, list(tokens), rows)
 
     async def drafting(self, ids: Sequence[SampleId]) -> list[DraftReport]:
