@@ -162,7 +162,6 @@ def _weights(where: RunLayout) -> Server:
             path=str(file),
             size=7,
             slice_bytes=7,
-            algorithm="blake2b",
         )
 
     return Server(where.weights, messages.ToWeights, answer)

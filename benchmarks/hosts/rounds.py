@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from benchmarks.provenance import other_machine, other_versions
 from rhymed.core.errors import ConfigError
 from rhymed.core.run.provenance import machine, versions
-from rhymed_workers.weights.slices import DIGESTS
 
 
 class Cell(NamedTuple):
@@ -40,7 +39,7 @@ class Rounds:
         self._begun = True
         if self._rounds and (facts := other_machine(there, machine())):
             raise ConfigError(f"--out {path} was measured on another machine ({facts}): choose another name")
-        if changed := other_versions(versions_there, _versions()):
+        if changed := other_versions(versions_there, versions()):
             print(f"note     {path} was begun with {changed}", flush=True)
 
     def of(self, cell: Cell) -> list[dict[str, Any]]:
@@ -55,7 +54,7 @@ class Rounds:
         self._rounds.setdefault(cell, []).append(found)
         if self._path is None:
             return
-        begin = [] if self._begun else [{"machine": machine(), "versions": _versions()}]
+        begin = [] if self._begun else [{"machine": machine(), "versions": versions()}]
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
@@ -69,11 +68,6 @@ def _checked(found: dict[str, Any]) -> dict[str, Any]:
     """Raises `KeyError`."""
     _ = found["window"], found["last_s"]
     return found
-
-
-def _versions() -> dict[str, str]:
-    """Also the digest, which decides how fast slices are verified."""
-    return {**versions(), "digest": next(iter(DIGESTS))}
 
 
 def row(cell: Cell, rounds: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -78,7 +78,6 @@ class RecordingTrainer:
             path=str(self._file),
             size=7,
             slice_bytes=7,
-            algorithm="blake2b",
         )
 
 

@@ -10,7 +10,6 @@ class GetManifest(Message, frozen=True, kw_only=True, tag="get_manifest"):
     """Rollout worker -> trainer: location of this version's file. Answered by Manifest."""
 
     version: Version
-    algorithms: list[Token] = []  # digests that the worker can compute besides blake2b, the fastest first
 
 
 class FailedSlice(Part, Worded, frozen=True, kw_only=True):
@@ -26,7 +25,6 @@ class NextSlices(Message, Worded, frozen=True, kw_only=True, tag="next_slices"):
 
     edition: Token  # of the file, see Manifest
     worker: WorkerName
-    algorithm: Token  # of the digests in the answer
     begin: bool = False  # nothing of this edition is stored yet
     relay: Line = ""  # address at which the worker serves the slices that it has stored; empty: it serves none
     stored: list[Count] = []  # verified slices, since the last request
@@ -54,14 +52,13 @@ class Manifest(Message, Worded, frozen=True, kw_only=True, tag="manifest"):
     path: Exact
     size: Count  # bytes
     slice_bytes: Count  # of all slices but the last, which is what remains
-    algorithm: Token  # of the slices' digests: the first of the worker's that the trainer has
 
 
 class SliceSource(Part, Worded, frozen=True, kw_only=True):
     """Where a worker gets one slice."""
 
     index: Count
-    digest: Token  # hex, of the slice
+    digest: Token  # SHA-256 of the slice, in hex
     source: Line = ""  # address of a relay; empty: the trainer
 
 

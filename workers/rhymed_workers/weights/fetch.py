@@ -27,7 +27,7 @@ from rhymed.core.tasks import error_of
 from rhymed.core.wire.keys import OPEN, Keyring
 from rhymed_workers.weights.copies import HostCopies
 from rhymed_workers.weights.relay import Copy, Relay, open_relay, relay_address
-from rhymed_workers.weights.slices import DIGESTS, IN_FLIGHT, MappedFile, Slicing
+from rhymed_workers.weights.slices import IN_FLIGHT, MappedFile, Slicing, digest
 from rhymed_workers.weights.sources import Sources
 from rhymed_workers.weights.tracker import TRAINER
 
@@ -44,9 +44,8 @@ TRIES = 3  # of one slice that comes damaged
 
 
 class Download:
-    def __init__(self, sources: Sources, worker: str, relay: str, algorithm: str, copy: Copy) -> None:
-        self._sources, self._worker, self._relay = sources, worker, relay
-        self._algorithm, self._copy = algorithm, copy
+    def __init__(self, sources: Sources, worker: str, relay: str, copy: Copy) -> None:
+        self._sources, self._worker, self._relay, self._copy = sources, worker, relay, copy
         self._tasks: set[asyncio.Task[None]] = set()
         self._stored: list[int] = []  # since the last request
         self._failed: list[FailedSlice] = []
@@ -93,7 +92,6 @@ class Download:
         message = NextSlices(
             edition=self._copy.edition,
             worker=self._worker,
-            algorithm=self._algorithm,
             begin=begin,
             relay=self._relay,
             stored=stored,
@@ -126,12 +124,12 @@ class Download:
     def _keep(self, slice: SliceSource, content: Any) -> None:
         """Blocking: verify and write."""
         length = self._copy.file.slicing.length(slice.index)
-        digest = DIGESTS[self._algorithm](content)
-        if len(content) != length or digest != slice.digest:
+        found = digest(content)
+        if len(content) != length or found != slice.digest:
             self._damaged[slice.index] += 1
             raise WireError(
                 f"slice {slice.index} of edition {self._copy.edition} arrived damaged: {len(content)} bytes, digest"
-                f" {digest}; expected {length}, {slice.digest}"
+                f" {found}; expected {length}, {slice.digest}"
             )
         self._copy.file.write(slice.index, content)
 
@@ -197,7 +195,7 @@ class Fetcher:
 
     async def _manifest(self, version: int) -> Manifest:
         assert self._sources is not None, "connected first"
-        answer = await self._sources.ask(GetManifest(version=version, algorithms=list(DIGESTS)), MANIFEST_S)
+        answer = await self._sources.ask(GetManifest(version=version), MANIFEST_S)
         if not isinstance(answer, Manifest):
             raise MalformedMessage(f"{self._sources.address} answered GetManifest with {type(answer).__name__}")
         return answer
@@ -245,7 +243,7 @@ class Fetcher:
     async def _download(self, manifest: Manifest, copy: Copy, relay: str) -> None:
         assert self._sources is not None, "connected first"
         started = time.monotonic()
-        download = Download(self._sources, self._name, relay, manifest.algorithm, copy)
+        download = Download(self._sources, self._name, relay, copy)
         await download.run()
         log.info(
             "version %d: %.1f MB received in %.2f s, from the trainer and %d relays",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from rhymed.core.errors import MalformedMessage, TrainerError
 from rhymed.core.service.host import host_id
 from rhymed.core.wire.keys import OPEN, Keyring
 from rhymed.core.wire.sockets import Parcel, Server
-from rhymed_workers.weights.slices import DIGESTS, MappedFile, Published, common_algorithm
+from rhymed_workers.weights.slices import MappedFile, Published, digest
 from rhymed_workers.weights.tracker import Grant, Tracker
 
 THREADS = min(8, os.cpu_count() or 1)
@@ -42,7 +42,7 @@ class _Edition:
         self.file = file
         self.tracker = Tracker(file.slicing.count, useless)
         self.changed = asyncio.Event()  # replaced when it is set
-        self.computed: dict[Hashable, asyncio.Future[Any]] = {}
+        self.digests: dict[int, asyncio.Future[str]] = {}  # by slice
 
     def announce(self) -> None:
         self.changed.set()
@@ -83,7 +83,6 @@ class WeightsServer:
             path=str(path),
             size=size,
             slice_bytes=file.slicing.slice_bytes,
-            algorithm=common_algorithm(ask.algorithms),
         )
 
     async def _sources(self, ask: messages.NextSlices) -> messages.SliceSources:
@@ -101,11 +100,11 @@ class WeightsServer:
         if ask.stored or ask.failed:
             edition.announce()
         grants = await self._next(edition, ask)
-        digests = await asyncio.gather(*(self._digest(edition, ask.algorithm, grant.index) for grant in grants))
+        digests = await asyncio.gather(*(self._digest(edition, grant.index) for grant in grants))
         return messages.SliceSources(
             slices=[
-                messages.SliceSource(index=grant.index, source=grant.source, digest=digest)
-                for grant, digest in zip(grants, digests, strict=True)
+                messages.SliceSource(index=grant.index, source=grant.source, digest=found)
+                for grant, found in zip(grants, digests, strict=True)
             ]
         )
 
@@ -135,17 +134,11 @@ class WeightsServer:
                 del self._editions[old]
         return self._editions[name]
 
-    async def _digest(self, edition: _Edition, algorithm: str, index: int) -> str:
-        if algorithm not in DIGESTS:
-            raise MalformedMessage(f"digest {algorithm!r} is not known here")
-        digest: str = await self._once(
-            edition, (algorithm, index), lambda: DIGESTS[algorithm](edition.file.slice(index))
-        )
-        return digest
-
-    async def _once(self, edition: _Edition, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Computed by one of our threads, once an edition."""
-        future = edition.computed.get(key)
+    async def _digest(self, edition: _Edition, index: int) -> str:
+        """Computed by one of our threads, once."""
+        future = edition.digests.get(index)
         if future is None or future.cancelled() or (future.done() and future.exception() is not None):
-            future = edition.computed[key] = asyncio.get_running_loop().run_in_executor(self._threads, compute)
+            loop = asyncio.get_running_loop()
+            future = loop.run_in_executor(self._threads, lambda: digest(edition.file.slice(index)))
+            edition.digests[index] = future
         return await asyncio.shield(future)

@@ -9,19 +9,11 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from rhymed.core.errors import WireError
-
-try:
-    import blake3
-except ImportError:  # optional: several times as fast as what Python has
-    blake3 = None  # type: ignore[assignment]
-
-Buffer: TypeAlias = Any  # bytes or memoryview
 
 SLICES = 256  # of a file that is neither small nor large
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 20, 16 << 20
@@ -30,23 +22,9 @@ SLOWEST_TRAINER, SLOWEST_RELAY = 1e6, 1e7  # bytes per second; a relay that is s
 LATENCY_S = 10.0  # of an answer, without its transfer
 
 
-def _blake3(content: Buffer) -> str:
-    return str(blake3.blake3(content).hexdigest(16))
-
-
-def _blake2b(content: Buffer) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-DIGESTS: dict[str, Callable[[Buffer], str]] = {"blake2b": _blake2b}
-if blake3 is not None:
-    DIGESTS = {"blake3": _blake3, **DIGESTS}
-"""128 bits in hex, by name; the fastest first. Both leave Python's lock while they compute."""
-
-
-def common_algorithm(theirs: Sequence[str]) -> str:
-    """The first of `theirs` that is known here. All know blake2b."""
-    return next((name for name in theirs if name in DIGESTS), "blake2b")
+def digest(content: Any) -> str:
+    """SHA-256 of a slice in hex: processors have instructions for it. Leaves Python's lock while it computes."""
+    return hashlib.sha256(content).hexdigest()
 
 
 @dataclass(frozen=True)
