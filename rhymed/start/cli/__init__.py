@@ -187,6 +187,7 @@ def _open_streams() -> None:
 
 
 GONE = {
+    "checkpoint push": "call `rhymed checkpoint export RUN FOLDER`, and then `hf upload USER/NAME FOLDER`",
     "drafter": "a fitted head gained nothing over history; drafts.method = 'history+engine' has vLLM's own heads",
     "history repair": "put a copy of the store back, or continue with `rhymed run --resume RUN --without-history`",
     "launch kubernetes": "examples/clusters/kubernetes and examples/clusters/kuberay are manifests to copy",

@@ -1,4 +1,4 @@
-"""`rhymed checkpoint`: lists and verifies the checkpoints of a run, exports one as a model, or writes it to a hub."""
+"""`rhymed checkpoint`: lists and verifies the checkpoints of a run, and exports one as a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "rhymed checkpoint export runs/quickstart my-model",
         "rhymed checkpoint export runs/quickstart my-best --step best",
         "rhymed checkpoint export runs/lora my-model --merged",
-        "rhymed checkpoint push runs/quickstart me/my-model --private",
+        "hf upload me/my-model my-model --private     # to a hub, as every folder of a model",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     listing = make_parser(verbs, "list", "every checkpoint, and whether it is intact", handle_list)
@@ -29,29 +29,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     export.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
     export.add_argument("target", type=Path, metavar="FOLDER", help="new folder; must not exist")
-    _add_form(export)
-    push = make_parser(verbs, "push", "write one to a Hugging Face hub, with a model card", handle_push)
-    push.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
-    push.add_argument("name", metavar="USER/NAME", help="repository; HF_ENDPOINT: of another hub")
-    push.add_argument("--revision", default="", metavar="BRANCH", help="default: main")
-    push.add_argument("--private", action="store_true", help="only you can read it")
-    push.add_argument(
-        "--update", action="store_true", help="write into a repository that exists; replaces its weights"
-    )
-    push.add_argument("--dry-run", action="store_true", help="only print the model card")
-    _add_form(push)
-
-
-def _add_form(parser: argparse.ArgumentParser) -> None:
-    """Which checkpoint, and as what."""
-    parser.add_argument(
+    export.add_argument(
         "--step",
         type=_step,
         metavar="N|best",
         help="best: the one with the highest held-out reward (trainer.keep_best); default: the newest intact one",
     )
-    parser.add_argument("--merged", action="store_true", help="LoRA: the whole model, with the adapter merged in")
-    parser.add_argument(
+    export.add_argument("--merged", action="store_true", help="LoRA: the whole model, with the adapter merged in")
+    export.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], help="default: bfloat16; of an adapter, float32"
     )
 
@@ -101,32 +86,6 @@ def handle_export(arguments: argparse.Namespace) -> int:
     export(checkpoint, arguments.target, dtype, base)
     kind = ", a LoRA adapter (--merged: the whole model)" if adapter else ""
     show(f"{arguments.target}: {checkpoint.step} steps trained, {dtype}{kind}")
-    return 0
-
-
-def handle_push(arguments: argparse.Namespace) -> int:
-    from rhymed.core.config.load import load_run
-    from rhymed.start.publish import Target, card, check_name, publish
-    from rhymed_workers.lora.saved import is_adapter
-    from rhymed_workers.trainer.export import DType, chosen, export
-
-    run: Path = arguments.run
-    check_name(arguments.name)
-    checkpoint = chosen(_folder(run), arguments.step)
-    base = _base(run) if arguments.merged else None
-    adapter = base is None and is_adapter(checkpoint.folder)
-    dtype: DType = arguments.dtype or ("float32" if adapter else "bfloat16")
-    config = load_run(run)
-    text = card(config, arguments.name, checkpoint.step, dtype, adapter=adapter)
-    if arguments.dry_run:
-        show(text, end="")
-        return 0
-    target = Target(arguments.name, arguments.revision, arguments.private, arguments.update)
-    message = f"{checkpoint.step} steps of {config.trainer.algorithm} with rhymed"
-    commit = publish(target, run, text, message, lambda folder: export(checkpoint, folder, dtype, base))
-    show(f"{target.page}: {checkpoint.step} steps trained, {dtype}")
-    show(f"commit {commit}")
-    show("set a licence in README.md there: that of the base model and of the rows decides")
     return 0
 
 

@@ -32,7 +32,7 @@ DROPPED = {
     "trainer.keep_checkpoints are kept": (
         "save_* load_best_model_at_end metric_for_best_model greater_is_better restore_*"
     ),
-    "rhymed checkpoint push names them": "hub_*",
+    "`hf upload` names them": "hub_*",
     "adapters are of causal language models": "lora_* bnb_* use_bnb_*",
     "ranks are started by rhymed run": "ddp_* ds3_* local_rank fsdp_* accelerator_config",
     "it changes neither samples nor losses": (
@@ -270,7 +270,11 @@ ENTRIES = (
     unless("repetition_penalty", 1.0, "unsupported", "sampling has no repetition penalty"),
     *(flag(name, "unsupported", reason) for name, reason in UNSUPPORTED.items()),
     flag("lora_dropout", "different", "adapters are trained without dropout"),
-    flag("push_to_hub", "different", "after the run: rhymed checkpoint push RUN user/name"),
+    flag(
+        "push_to_hub",
+        "different",
+        "after the run: rhymed checkpoint export RUN FOLDER, and hf upload USER/NAME FOLDER",
+    ),
     flag("resume_from_checkpoint", "different", "rhymed run --resume RUN continues a run"),
     flag("log_completions", "different", "every response is kept; metrics.samples sends some of them to sinks"),
     unless("shuffle_dataset", True, "unsupported", "prompts are shuffled in every epoch, by run.seed"),
