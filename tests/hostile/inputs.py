@@ -41,7 +41,7 @@ SECONDS, QUICK_SECONDS = 300.0, 20.0
 ROUND = 200  # inputs of a series with one seed
 SCORERS = ("exact", "format", "length_penalty", "math", "none", "regex", "reasoning_gym")
 COMMANDS = (
-    "check", "checkpoint", "completion", "eval", "health", "history", "keygen", "logs", "migrate-config", "report",
+    "check", "checkpoint", "eval", "health", "history", "keygen", "logs", "migrate-config", "report",
     "run", "runs", "steer", "worker", "broker", "store",
 )  # fmt: skip
 """Of these, none starts anything without a configuration that works, and there is none."""

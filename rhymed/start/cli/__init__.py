@@ -116,7 +116,6 @@ COMMANDS = {
     "model": Command("download or convert a model, check it and print its folder", "prepare", "add_model"),
     "bench": Command("measure what drafts gain with a model, in turns on this machine", "bench"),
     "sim": Command("simulate how long each schedule takes on a given number of workers", "sim"),
-    "completion": Command("print a script for Tab completion in a shell", "completion"),
 }
 
 
@@ -188,6 +187,7 @@ def _open_streams() -> None:
 
 GONE = {
     "checkpoint push": "call `rhymed checkpoint export RUN FOLDER`, and then `hf upload USER/NAME FOLDER`",
+    "completion": "`pip install shtab`, and `shtab --shell=bash rhymed.start.cli.parser` prints the script",
     "drafter": "a fitted head gained nothing over history; drafts.method = 'history+engine' has vLLM's own heads",
     "history repair": "put a copy of the store back, or continue with `rhymed run --resume RUN --without-history`",
     "launch kubernetes": "examples/clusters/kubernetes and examples/clusters/kuberay are manifests to copy",

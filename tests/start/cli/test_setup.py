@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -81,45 +79,3 @@ def test_a_check_as_json(tmp_path: Path, tiny_model: Path, capsys: pytest.Captur
     report = json.loads(capsys.readouterr().out)
     assert not report["ready"]
     assert report["errors"]
-
-
-def complete(script: Path, *words: str) -> list[str]:
-    """What bash offers for the last word."""
-    program = f"""
-source {script}
-COMP_WORDS=({" ".join(f"'{word}'" for word in words)})
-COMP_CWORD={len(words) - 1}
-_shtab_rhymed
-printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
-    done = subprocess.run(["bash", "-c", program], cwd=script.parent, capture_output=True, text=True, timeout=60)
-    return done.stdout.split()
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes_commands_options_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
-    assert main(["completion", "bash"]) == 0
-    script = tmp_path / "script.bash"
-    script.write_text(capsys.readouterr().out)
-    (tmp_path / "mine.toml").write_text("")
-    assert complete(script, "rhymed", "che") == ["check", "checkpoint"]
-    assert complete(script, "rhymed", "checkpoint", "l") == ["list"]
-    assert "--resume" in complete(script, "rhymed", "run", "--re")
-    assert complete(script, "rhymed", "init", "--task", "gs") == ["gsm8k"]
-    assert complete(script, "rhymed", "check", "mi") == ["mine.toml"]
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_the_other_shells_have_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
-    assert main(["completion", shell]) == 0
-    assert "checkpoint" in capsys.readouterr().out
-
-
-def test_without_the_package_the_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "shtab", None)
-    assert main(["completion", "bash"]) == 2
-    assert "pip install 'rhymed[completion]'" in capsys.readouterr().err
