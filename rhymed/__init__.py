@@ -1,6 +1,6 @@
 """The eight rooms that are one package: core, inputs, placement, histospec, records, check, show and start.
 
-`rhymed.train`, `rhymed.train_async`, `rhymed.open_run` and `rhymed.Run` are imported when they are first used.
+`rhymed.train`, `rhymed.open_run` and `rhymed.Run` are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rhymed.core.errors import RhymedError
-    from rhymed.start.api import Run, open_run, train, train_async
+    from rhymed.start.api import Run, open_run, train
 
 __version__ = "0.1.0"
-__all__ = ["RhymedError", "Run", "__version__", "open_run", "train", "train_async"]
+__all__ = ["RhymedError", "Run", "__version__", "open_run", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """`rhymed.train`, `rhymed.open_run` and what they return: the commands, for scripts and notebooks."""
 
-from rhymed.start.api.run import Run, open_run, train, train_async
+from rhymed.start.api.run import Run, open_run, train
 
-__all__ = ["Run", "open_run", "train", "train_async"]
+__all__ = ["Run", "open_run", "train"]

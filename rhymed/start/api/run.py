@@ -6,7 +6,6 @@ kept open.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import itertools
 import json
@@ -14,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from rhymed.core.config import Config
 from rhymed.core.config.load import load_run
@@ -124,29 +123,12 @@ class Run:
         the run began with. dataset: held-out rows as `eval_dataset` of `rhymed.train`; None: those of the run.
         settings: as in `rhymed.train`, e.g. eval={"samples": 4}. Raises what `rhymed.train` raises.
         """
-        child, display = self._evaluating(checkpoint, dataset, settings), choose(progress)
-        return _results(child.follow(display))
-
-    async def evaluate_async(
-        self,
-        checkpoint: int | str | os.PathLike[str] | None = "latest",
-        *,
-        dataset: Rows = None,
-        progress: bool | None = None,
-        **settings: Any,
-    ) -> dict[str, dict[str, float]]:
-        """As `evaluate`, without blocking the event loop."""
-        display = choose(progress)
-        child = await in_thread(lambda: self._evaluating(checkpoint, dataset, settings))
-        return _results(await in_thread(lambda: child.follow(display), child.interrupt))
+        job = evaluate(self.folder, "" if checkpoint is None else str(checkpoint), dataset, settings)
+        return _results(Child(job.arguments).follow(choose(progress)))
 
     @property
     def _layout(self) -> RunLayout:
         return paths_of(self.folder)
-
-    def _evaluating(self, checkpoint: int | str | os.PathLike[str] | None, dataset: Rows, changes: Any) -> Child:
-        job = evaluate(self.folder, "" if checkpoint is None else str(checkpoint), dataset, changes)
-        return Child(job.arguments)
 
 
 def _results(outcome: Outcome) -> dict[str, dict[str, float]]:
@@ -229,24 +211,7 @@ def table(rows: Sequence[dict[str, Any]], as_: As | None) -> Any:
     return pyarrow.Table.from_pylist(list(rows))
 
 
-# Blocking work next to an event loop.
-
-T = TypeVar("T")
-
-
-async def in_thread(work: Callable[[], T], interrupt: Callable[[], None] | None = None) -> T:
-    """The result of `work`. When this is cancelled, `work` is interrupted, and its end is awaited."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if interrupt is not None:
-            interrupt()
-        await asyncio.wait([task])
-        raise
-
-
-# `rhymed.train` and `rhymed.train_async`: `rhymed run`, for scripts and notebooks.
+# `rhymed.train`: `rhymed run`, for scripts and notebooks.
 
 ConfigLike = str | os.PathLike[str] | Mapping[str, Any] | Config
 
@@ -294,28 +259,6 @@ def train(
     job = _prepared(asked, resume)
     display = choose(progress)
     return _judged(job, _started(job, display).follow(display))
-
-
-async def train_async(
-    config: ConfigLike | None = None,
-    *,
-    model: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    dataset: Rows = None,
-    eval_dataset: Rows = None,
-    reward: Reward | None = None,
-    tools: Sequence[Callable[..., Any]] | str | None = None,
-    environment_factory: Callable[..., Any] | str | None = None,
-    resume: Run | str | os.PathLike[str] | None = None,
-    progress: bool | None = None,
-    **settings: Any,
-) -> Run:
-    """As `train`, without blocking the event loop. When the task is cancelled, the run is stopped as by an
-    interrupt, and can be resumed."""
-    asked = Asked(config, model, dataset, eval_dataset, reward, settings, tools, environment_factory)
-    job = await in_thread(lambda: _prepared(asked, resume))
-    display = choose(progress)
-    child = _started(job, display)
-    return _judged(job, await in_thread(lambda: child.follow(display), child.interrupt))
 
 
 def _prepared(asked: Asked, earlier: Run | str | os.PathLike[str] | None) -> Job:

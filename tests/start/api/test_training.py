@@ -58,7 +58,9 @@ def trained(settings: dict[str, Any]) -> tuple[rhymed.Run, int]:
 
     async def both() -> tuple[rhymed.Run, int]:
         ticks = 0
-        task = asyncio.create_task(rhymed.train_async(dataset=ROWS, reward=halves, progress=False, **settings))
+        task = asyncio.create_task(
+            asyncio.to_thread(rhymed.train, dataset=ROWS, reward=halves, progress=False, **settings)
+        )
         while not task.done():
             await asyncio.sleep(0.05)
             ticks += 1
@@ -72,7 +74,7 @@ def run(trained: tuple[rhymed.Run, int]) -> rhymed.Run:
     return trained[0]
 
 
-def test_a_coroutine_trains_next_to_others(trained: tuple[rhymed.Run, int]) -> None:
+def test_a_thread_trains_next_to_coroutines(trained: tuple[rhymed.Run, int]) -> None:
     run, ticks = trained
     assert (run.step, run.name) == (3, "api")
     assert ticks > 5, "of the other one"
