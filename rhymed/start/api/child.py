@@ -1,29 +1,27 @@
-"""`rhymed run --events` or `rhymed eval --events` as a child process, from its start to its end.
+"""`rhymed run` or `rhymed eval` as a child process, from its start to its end.
 
 The child leads a session of its own: an interrupt of a terminal or a notebook reaches this process alone, which asks
-the child to end its run and waits. When this process dies, the child stops the run by itself.
+the child to end its run and waits. When this process dies, the child stops the run by itself
+(`rhymed.start.launch.program`).
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 
 import msgspec
 
 from rhymed.core.config.load import is_setting
 from rhymed.core.errors import RhymedError, RunFailed, by_name
-from rhymed.start.api.display import Display
-from rhymed.start.launch.events import AnyEvent, Ended, Failed, Started
+from rhymed.core.output import show
+from rhymed.start.launch.program import VARIABLE, Told
 
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit statuses of a run that was interrupted
 
@@ -37,82 +35,43 @@ class Outcome:
     interrupted: bool = False
 
 
-class Child:
-    def __init__(self, arguments: Sequence[str]) -> None:
-        """Starts it. Settings of the environment are in its configuration already, so it does not get them."""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "rhymed", *arguments, "--events"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
+def call(arguments: Sequence[str], *, progress: bool) -> Outcome:
+    """Until it has ended. An interrupt (Ctrl-C) is passed on, and its end is awaited all the same.
+
+    `progress`: on a terminal the child shows itself; elsewhere (in a notebook, too) its lines are printed here.
+    Settings of the environment are in its configuration already, so it does not get them.
+    """
+    own = {name: value for name, value in os.environ.items() if not is_setting(name)}
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    output = subprocess.DEVNULL if not progress else sys.stdout if terminal else subprocess.PIPE
+    with tempfile.TemporaryDirectory(prefix="rhymed-") as place, open(f"{place}/errors", "w+") as errors:
+        told, interrupted = Path(place) / "told.json", False
+        with subprocess.Popen(
+            [sys.executable, "-m", "rhymed", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
             start_new_session=True,
-            env={name: value for name, value in os.environ.items() if not is_setting(name)},
-        )
-        self._events: queue.SimpleQueue[AnyEvent | None] = queue.SimpleQueue()
-        self._reader = Thread(target=self._read, name="rhymed-events", daemon=True)
-        self._reader.start()
-
-    def interrupt(self) -> None:
-        """Ask it to stop the run so that it can be resumed. From any thread."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGINT)
-
-    def follow(self, display: Display) -> Outcome:
-        """Until it has ended. An interrupt (Ctrl-C) is passed on, and its end is awaited all the same."""
-        outcome, status, over = Outcome(), None, False
-        while not over:
-            try:
-                event = self._events.get()
-                over = event is None
-                if isinstance(event, Started):
-                    outcome.folder = Path(event.folder)
-                elif isinstance(event, Failed):
-                    outcome.error = by_name(event.error)(event.text)
-                elif isinstance(event, Ended):
-                    status = event.status
-                if event is not None:
-                    display.handle(event)
-            except KeyboardInterrupt:
-                outcome.interrupted = True
-                self.interrupt()
-            except BaseException:
-                self.interrupt()
-                self._wait()
-                raise
-        ended = self._wait()
-        display.close()
-        return self._judged(outcome, ended if status is None else status)
-
-    def _judged(self, outcome: Outcome, status: int) -> Outcome:
-        if outcome.error is None and status in STOPPED:
-            outcome.interrupted = True
-        elif outcome.error is None and status != 0:
-            lines = self._last_words.strip().splitlines() or ["it printed nothing"]
-            outcome.error = RunFailed(f"the process of the run ended with status {status}: {lines[-1]}")
-        return outcome
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None, "it is a pipe"
-        decode = msgspec.json.Decoder(AnyEvent).decode
-        try:
-            for line in self._process.stdout:
-                with suppress(msgspec.MsgspecError, UnicodeDecodeError):  # what a library prints is no event
-                    self._events.put(decode(line))
-        finally:
-            self._events.put(None)
-
-    def _wait(self) -> int:
-        while True:
-            try:
-                status = self._process.wait()
-                break
-            except KeyboardInterrupt:
-                self.interrupt()
-        self._reader.join()
-        assert self._process.stdout is not None, "it is a pipe"
-        self._process.stdout.close()
-        self._errors.seek(0)
-        self._last_words = self._errors.read().decode(errors="replace")
-        self._errors.close()
-        return status
+            env={**own, VARIABLE: str(told)},
+            encoding="utf-8",
+            errors="replace",
+        ) as process:  # whose input closes when this block is left by an error
+            while process.poll() is None:
+                try:
+                    for line in process.stdout or ():
+                        show(line, end="", flush=True)
+                    process.wait()
+                except KeyboardInterrupt:
+                    interrupted = True
+                    process.send_signal(signal.SIGINT)
+        found = msgspec.json.decode(told.read_bytes(), type=Told) if told.exists() else Told()
+        errors.seek(0)
+        last_words = errors.read().strip().splitlines() or ["it printed nothing"]
+    outcome = Outcome(Path(found.folder) if found.folder else None, interrupted=interrupted)
+    if found.error:
+        outcome.error = by_name(found.error)(found.text)
+    elif process.returncode in STOPPED:
+        outcome.interrupted = True
+    elif process.returncode:
+        outcome.error = RunFailed(f"the process of the run ended with status {process.returncode}: {last_words[-1]}")
+    return outcome

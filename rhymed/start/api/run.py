@@ -19,6 +19,7 @@ from rhymed.core.config import Config
 from rhymed.core.config.load import load_run
 from rhymed.core.errors import CheckpointError, ConfigError, DataError
 from rhymed.core.messages import SampleId
+from rhymed.core.output import show
 from rhymed.core.run import checkpoint as checkpoints
 from rhymed.core.run import folder as runs
 from rhymed.core.run.layout import RunLayout, paths_of
@@ -28,10 +29,8 @@ from rhymed.inputs.rows import prompt_text
 from rhymed.records.history.export import plain, rows
 from rhymed.records.history.folder import RunFolder, open_folder
 from rhymed.records.history.show import find
-from rhymed.start.api.child import Child, Outcome
-from rhymed.start.api.display import Display, choose
+from rhymed.start.api.child import Outcome, call
 from rhymed.start.api.start import Asked, Job, Reward, Rows, evaluate, resume, start
-from rhymed.start.launch.events import Line
 from rhymed_store.codec.tokenstats import NAMES
 
 
@@ -114,7 +113,7 @@ class Run:
         checkpoint: int | str | os.PathLike[str] | None = "latest",
         *,
         dataset: Rows = None,
-        progress: bool | None = None,
+        progress: bool = True,
         **settings: Any,
     ) -> dict[str, dict[str, float]]:
         """mean@k and pass@k on held-out prompts, as `rhymed eval` computes them: dataset -> metric -> value.
@@ -124,7 +123,7 @@ class Run:
         settings: as in `rhymed.train`, e.g. eval={"samples": 4}. Raises what `rhymed.train` raises.
         """
         job = evaluate(self.folder, "" if checkpoint is None else str(checkpoint), dataset, settings)
-        return _results(Child(job.arguments).follow(choose(progress)))
+        return _results(call(job.arguments, progress=progress))
 
     @property
     def _layout(self) -> RunLayout:
@@ -226,7 +225,7 @@ def train(
     tools: Sequence[Callable[..., Any]] | str | None = None,
     environment_factory: Callable[..., Any] | str | None = None,
     resume: Run | str | os.PathLike[str] | None = None,
-    progress: bool | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> Run:
     """Trains a model as `rhymed run` does, shows the progress, and returns the finished run.
@@ -246,7 +245,7 @@ def train(
         argument; or `"file.py:a,b"`. See docs/agents.md.
     environment_factory: a class of environments as TRL's, or as SkyRL-Gym's BaseTextEnv; or `"file.py:Class"`.
     resume: a run, or its folder, to continue; `settings` may change what does not belong to its identity.
-    progress: False: nothing is printed; else in place in a terminal, and one line per step in a notebook.
+    progress: in place in a terminal, and one line per step in a notebook; False: nothing is printed.
     settings: any key of docs/config.md, later than file and environment: `lr=1e-5`, `trainer={"lr": 1e-5}` or
         `**{"trainer.lr": 1e-5}`. A key of another section than trainer, rollout and run needs its section.
 
@@ -257,20 +256,15 @@ def train(
     """
     asked = Asked(config, model, dataset, eval_dataset, reward, settings, tools, environment_factory)
     job = _prepared(asked, resume)
-    display = choose(progress)
-    return _judged(job, _started(job, display).follow(display))
+    if progress and job.renamed:
+        show(f"warning  an earlier run has the name: this run is called {job.renamed}", flush=True)
+    return _judged(job, call(job.arguments, progress=progress))
 
 
 def _prepared(asked: Asked, earlier: Run | str | os.PathLike[str] | None) -> Job:
     if earlier is None:
         return start(asked)
     return resume(asked, earlier.folder if isinstance(earlier, Run) else Path(earlier))
-
-
-def _started(job: Job, display: Display) -> Child:
-    if job.renamed:
-        display.handle(Line(f"warning  an earlier run has the name: this run is called {job.renamed}"))
-    return Child(job.arguments)
 
 
 def _judged(job: Job, outcome: Outcome) -> Run:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rhymed.core.errors import ConfigError
 from rhymed.core.output import show
 from rhymed.start.cli.options import add_examples, add_override
-from rhymed.start.cli.run import add_events, output, placed, refuse_early, supervise
+from rhymed.start.cli.run import placed, refuse_early, supervise
 
 if TYPE_CHECKING:
     from rhymed.core.config import Config, Lora
@@ -37,9 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="WHICH",
         help="latest, a number of trained steps, or the folder of a model or adapter (default: model.path)",
     )
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="the result as JSON on standard output")
-    add_events(output)
+    parser.add_argument("--json", action="store_true", help="the result as JSON on standard output")
     parser.add_argument("--plain", action="store_true", help="no live screen")
     add_override(parser)
 
@@ -47,11 +45,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     from rhymed.core.run import folder as runs
     from rhymed.show.summary import evaluation
+    from rhymed.start.launch.program import shown
 
     printed = contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext()
-    with printed, output(arguments) as program:
+    with printed, shown() as program:
         config, where = runs.create(_prepare(arguments))
-        status = supervise(config, where, plain=arguments.plain or arguments.json, program=program)
+        status = supervise(config, where, program, plain=arguments.plain or arguments.json)
     if arguments.json and status == 0:
         show(json.dumps(evaluation(config, where), indent=2))
     return status

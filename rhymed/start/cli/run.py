@@ -14,11 +14,9 @@ from rhymed.core.text import quoted
 from rhymed.start.cli.options import add_examples, add_override, add_take_over, path_or_url
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from rhymed.core.config import Config
     from rhymed.core.run.layout import RunLayout
-    from rhymed.start.launch.events import Program
+    from rhymed.start.launch.program import Program
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -43,47 +41,29 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="with --resume: continue from the newest checkpoint with an empty store; the old one is kept",
     )
     parser.add_argument("--plain", action="store_true", help="one line per step, no live screen")
-    add_events(parser)
     add_override(parser)
 
 
-def add_events(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--events",
-        action="store_true",
-        help="for programs: one JSON object per line on standard output; the run stops when its reader is gone",
-    )
-
-
 def handle(arguments: argparse.Namespace) -> int:
-    with output(arguments) as program:
+    from rhymed.start.launch.program import shown
+
+    with shown() as program:
         if isinstance(arguments.config, str):
             arguments.config = _restored(arguments)
         config, where = _load(arguments)
         if arguments.resume and (done := _finished(config, where)):
             return _nothing_to_do(done, where, program)
         made = _prepare(config, where, arguments)
-        return supervise(*made, plain=arguments.plain, program=program, take_over=arguments.take_over)
+        return supervise(*made, program, plain=arguments.plain, take_over=arguments.take_over)
 
 
-def output(arguments: argparse.Namespace) -> AbstractContextManager[Program | None]:
-    """Where a run is shown: to a program, or (None) on a screen, whose end does not end the run."""
-    from rhymed.core.service.stdio import ignore_output_errors
-    from rhymed.start.launch.events import to_program
-
-    return to_program() if arguments.events else ignore_output_errors()
-
-
-def supervise(
-    config: Config, where: RunLayout, *, plain: bool, program: Program | None = None, take_over: bool = False
-) -> int:
-    """The run in its folder. Call within `output`, with what it yields."""
+def supervise(config: Config, where: RunLayout, program: Program, *, plain: bool, take_over: bool = False) -> int:
+    """The run in its folder. Call within `shown`, with what it yields."""
     import uvloop
 
     from rhymed.core.run import folder
     from rhymed.core.run.lease import leased
     from rhymed.core.service.logfile import configure
-    from rhymed.start.launch.events import Ended, Started
 
     configure(where.log("run"), config.run.log_level)
     plain = plain or not (sys.stdout and sys.stdout.isatty())
@@ -97,13 +77,13 @@ def supervise(
         from rhymed.start.launch.session import session
 
         edited.start(where.folder, provenance.now(sys.argv[1:], config))
-        if program:
-            program.send(Started(str(where.folder)))
-        view = program or Screen(config, where, plain=plain)
-        status: int = uvloop.run(session(config, where, held, lease, view))
-        if program:
-            program.send(Ended(status))
-        return status
+        program.begun(where.folder)
+        screen = Screen(config, where, plain=plain)
+        status, failure = uvloop.run(session(config, where, held, lease, screen))
+        if failure:
+            screen.failed(failure)
+            program.failed("RunFailed", failure)
+        return int(status)
 
 
 def _restored(arguments: argparse.Namespace) -> Path:
@@ -169,14 +149,9 @@ def _finished(config: Config, where: RunLayout) -> str:
         return finished(config, where)
 
 
-def _nothing_to_do(why: str, where: RunLayout, program: Program | None) -> int:
-    from rhymed.start.launch.events import Ended, Started
-
-    if program:
-        program.send(Started(str(where.folder)))
+def _nothing_to_do(why: str, where: RunLayout, program: Program) -> int:
+    program.begun(where.folder)
     show(why, flush=True)
-    if program:
-        program.send(Ended(0))
     return 0
 
 

@@ -28,7 +28,6 @@ from rhymed.show.dashboard import listen
 from rhymed.show.dashboard.auth import TOKEN_FILE
 from rhymed.show.top.screen import glance
 from rhymed.show.top.state import Absent, Connection, UiState
-from rhymed.start.launch.events import View
 
 STARTING_S = 30.0  # between plain lines while a process is starting
 SILENT_S = 5.0  # of a broker that has answered before
@@ -41,7 +40,7 @@ NUMBERS = re.compile(r"(?<![\w/-])[0-9][0-9.,]*(?![\w-])")
 """Numbers that keep changing in an otherwise equal sentence."""
 
 
-class Screen(View):
+class Screen:
     def __init__(self, config: Config, layout: RunLayout, *, plain: bool, console: Terminal | None = None) -> None:
         self._console = console or Terminal()
         self._live = None if plain else Live(console=self._console, refresh_per_second=4, transient=True)

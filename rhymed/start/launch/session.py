@@ -32,8 +32,8 @@ from rhymed.placement.gpus import visible
 from rhymed.placement.local import LocalStarter, Starter
 from rhymed.placement.plan import Command, commands
 from rhymed.start.launch import rows
-from rhymed.start.launch.events import View
 from rhymed.start.launch.scaling import Scaling
+from rhymed.start.launch.screen import Screen
 from rhymed.start.launch.supervisor import Supervisor
 
 LOOK_S = 0.5  # between looks at the run's folder
@@ -42,8 +42,8 @@ REPORT_S = 30.0  # it usually takes seconds
 UNWRITTEN = ("waiting", "running", "turned", "acting")  # states of samples, docs/ledger.md
 
 
-async def session(config: Config, layout: RunLayout, held: Held, lease: SharedLease, view: View) -> int:
-    """Returns the exit status: 0 finished, 1 failed, 2 failed and a restart cannot help, 130 interrupted."""
+async def session(config: Config, layout: RunLayout, held: Held, lease: SharedLease, view: Screen) -> tuple[int, str]:
+    """The exit status: 0 finished, 1 failed, 2 failed and a restart cannot help, 130 interrupted; and the failure."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -82,12 +82,11 @@ async def session(config: Config, layout: RunLayout, held: Held, lease: SharedLe
     if layout.metrics.exists():
         show(f"view     rhymed view {quoted(layout.folder)}", flush=True)
     resume = "" if config.trainer.steps == 0 else f"; resume with: rhymed run --resume {quoted(layout.folder)}"
-    if failure:
-        kept = "" if supervisor.lost or finished or not resume else f"\nall stored samples are kept{resume}"
-        view.failed(failure + kept)
-    elif not finished:
+    if failure and resume and not (supervisor.lost or finished):
+        failure += f"\nall stored samples are kept{resume}"
+    elif not (failure or finished):
         show(f"interrupted{resume}{_resume_point(layout) if resume else ''}", flush=True)
-    return status
+    return status, failure
 
 
 async def _commands(config: Config, layout: RunLayout) -> list[Command]:
@@ -97,7 +96,7 @@ async def _commands(config: Config, layout: RunLayout) -> list[Command]:
 
 
 @contextlib.asynccontextmanager
-async def _starter(config: Config, layout: RunLayout, view: View) -> AsyncIterator[Starter]:
+async def _starter(config: Config, layout: RunLayout, view: Screen) -> AsyncIterator[Starter]:
     """The engine that places processes, until all of them have ended."""
     if config.placement.engine == "local":
         yield LocalStarter()
@@ -166,7 +165,7 @@ async def _report(layout: RunLayout) -> str:
 async def _watch(
     layout: RunLayout,
     supervisor: Supervisor,
-    view: View,
+    view: Screen,
     stop: asyncio.Event,
     *,
     evaluates_only: bool,
