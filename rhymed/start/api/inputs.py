@@ -1,13 +1,12 @@
 """What a program passes as objects, as files of the run's folder: rows as JSONL, functions as modules.
 
-`write_rows`, `write_scorer` and `write_tools` write them; `module_text` makes the text of a module out of functions.
+`write_rows` and `write_functions` write them; `module_text` makes the text of a module out of functions.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import functools
 import inspect
 import itertools
 import json
@@ -24,7 +23,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from rhymed.core import atomic
-from rhymed.core.errors import DataError, EnvironmentFailed, RewardError, RunMismatch
+from rhymed.core.errors import DataError, RhymedError, RunMismatch
 from rhymed.core.text import short
 from rhymed.inputs.rows import as_json
 
@@ -93,23 +92,19 @@ def _unwritable(row: Mapping[Any, Any], error: Exception) -> tuple[str, str]:
     return "?", str(error)
 
 
-def write_scorer(function: Callable[..., Any], folder: Path) -> str:
-    """`file.py:function` of a function: its own file if it is importable, else a copy in this folder. Raises
-    `RewardError`."""
-    if place := _place(function):
-        return place
-    text, name = module_text(function)
-    return f"{_written(text, name, folder)}:{name}"
-
-
-def write_tools(tools: Sequence[Callable[..., Any]], folder: Path, what: str) -> str:
+def write_functions(
+    functions: Sequence[Callable[..., Any]], folder: Path, what: str, error: type[RhymedError]
+) -> str:
     """`file.py:a,b` of functions or a class: their own file if all are importable from there, else a copy in this
-    folder. `what`: the argument that has them. Raises `EnvironmentFailed`."""
-    places = [_place(tool).rpartition(":") for tool in tools]
+    folder. `what`: the argument that has them. Raises `error`."""
+    places = [_place(function).rpartition(":") for function in functions]
     if len({file for file, _, _ in places}) == 1 and places[0][0]:
         return f"{places[0][0]}:{','.join(name for _, _, name in places)}"
-    text, names = tools_text(tools, what)
-    return f"{_written(text, what, folder)}:{','.join(names)}"
+    try:
+        text, names = module_text(functions, what)
+    except Uncopied as why:
+        raise error(f"{what}: {why}") from None
+    return f"{_written(text, names[0] if len(names) == 1 else what, folder)}:{','.join(names)}"
 
 
 def _written(text: str, name: str, folder: Path) -> Path:
@@ -142,65 +137,26 @@ def _place(function: Callable[..., Any]) -> str:
 # types, as they are now. Modules, and what comes from them, are imported by the text. Other values cannot be written
 # down: the error names the value. Starts nothing, writes nothing.
 
+REWARD = "reward"  # the argument
 IN_A_FILE = 'write it into a file, and name it as "file.py:function"'
 LITERAL_CHARS = 4 << 20  # of one copied value
 
 
-def module_text(function: Callable[..., Any]) -> tuple[str, str]:
-    """The module's text, and the name of the reward function in it. Raises `RewardError`."""
-    try:
-        return _module_text(function)
-    except _Uncopied as error:
-        raise RewardError(f"reward: {error}") from None
+def module_text(functions: Sequence[Callable[..., Any]], what: str) -> tuple[str, list[str]]:
+    """The text of a module with these functions or classes, and their names. `what`: the argument that has them.
+    Raises `Uncopied`."""
+    home = next((str(one.__module__) for one in functions if _importable(one) is None), str(functions[0].__module__))
+    writer, names = _Writer(home, annotated=what != REWARD), [str(getattr(one, "__name__", "")) for one in functions]
+    for name, function in zip(names, functions, strict=True):
+        if inspect.ismethod(function) or not (inspect.isclass(function) or _code_of(function)) or name == "<lambda>":
+            raise Uncopied(f"{short(function)} is no function with a name, nor a class: use def, or {IN_A_FILE}")
+        writer.need(name, function, what)
+    code = _code_of(functions[0])
+    return writer.text(code.co_filename if code else inspect.getfile(functions[0])), names
 
 
-def tools_text(tools: Sequence[Callable[..., Any]], what: str) -> tuple[str, list[str]]:
-    """The text of a module with these functions or classes, and their names. `what`: the argument, for errors. Raises
-    `EnvironmentFailed`."""
-    home = next((str(tool.__module__) for tool in tools if _importable(tool) is None), str(tools[0].__module__))
-    writer, names = _Writer(home, annotated=True), [str(getattr(tool, "__name__", "")) for tool in tools]
-    try:
-        for name, tool in zip(names, tools, strict=True):
-            if inspect.ismethod(tool) or not (inspect.isclass(tool) or _code_of(tool)) or name == "<lambda>":
-                raise _Uncopied(f"{short(tool)} is no function with a name, nor a class: use def, or {IN_A_FILE}")
-            writer.need(name, tool, what)
-    except _Uncopied as error:
-        raise EnvironmentFailed(f"{what}: {error}") from None
-    code = _code_of(tools[0])
-    return writer.text(code.co_filename if code else inspect.getfile(tools[0])), names
-
-
-def _module_text(function: Callable[..., Any]) -> tuple[str, str]:
-    inner, given = _unpacked(function)
-    code = _code_of(inner)
-    if code is None or inspect.ismethod(inner):
-        raise _Uncopied(
-            f"{short(inner)} is not a plain function, which could be copied to its processes: define a function with"
-            f" def, or {IN_A_FILE}"
-        )
-    name = str(inner.__name__)
-    if name == "<lambda>":
-        raise _Uncopied("a lambda has no name and cannot be copied to its processes: use def")
-    writer = _Writer(str(inner.__module__))
-    writer.define(name, inner)
-    if given:
-        arguments = ", ".join(f"{key}={_needed_literal(key, value)}" for key, value in given.items())
-        writer.parts.append(f"{name} = __import__('functools').partial({name}, {arguments})")
-    return writer.text(code.co_filename), name
-
-
-class _Uncopied(Exception):
+class Uncopied(Exception):
     """Why something cannot be copied."""
-
-
-def _unpacked(function: Any) -> tuple[Any, dict[str, Any]]:
-    """The function inside partials, and the keywords that they give."""
-    given: dict[str, Any] = {}
-    while isinstance(function, functools.partial):
-        if function.args:
-            raise _Uncopied("functools.partial with values by position cannot be copied: give them by name")
-        given, function = {**function.keywords, **given}, function.func
-    return function, given
 
 
 class _Writer:
@@ -248,7 +204,7 @@ class _Writer:
             if self._is_new(name, value):
                 self._import(origin[0], f"from {origin[0]} import {origin[1]}", name)
         else:
-            raise _Uncopied(
+            raise Uncopied(
                 f"{user} uses {name}, a {type(value).__name__}, which cannot be copied to its"
                 f" processes: create it inside the function, or {IN_A_FILE}"
             )
@@ -268,7 +224,7 @@ class _Writer:
             self._known[name] = value
             return True
         if self._known[name] is not value:
-            raise _Uncopied(f"it needs two different values that are both called {name}: rename one of them")
+            raise Uncopied(f"it needs two different values that are both called {name}: rename one of them")
         return False
 
 
@@ -315,7 +271,7 @@ def _source(value: Any) -> str:
         text = _class_source(value) if inspect.isclass(value) else textwrap.dedent(inspect.getsource(value))
         ast.parse(text)
     except (OSError, TypeError, SyntaxError):
-        raise _Uncopied(
+        raise Uncopied(
             f"the source of {value.__name__} cannot be read, so it cannot be copied to its processes: {IN_A_FILE}"
         ) from None
     return text.rstrip()
@@ -361,12 +317,6 @@ def _local_folder(module: str) -> str:
     paths = [str(Path(entry).resolve()) for entry in sys.path if entry]
     found = next((parent for parent in parents if parent in paths), "")
     return "" if not found or found.startswith((sys.base_prefix, sys.prefix)) else found
-
-
-def _needed_literal(name: str, value: Any) -> str:
-    if (literal := _literal(value)) is None:
-        raise _Uncopied(f"functools.partial gives {name} = {short(value)}, which cannot be copied")
-    return literal
 
 
 def _literal(value: Any) -> str | None:

@@ -20,7 +20,7 @@ from rhymed.core import atomic
 from rhymed.core.config import Config, explain
 from rhymed.core.config.load import load_config
 from rhymed.core.config.reward import Reward as Section
-from rhymed.core.errors import ConfigError
+from rhymed.core.errors import ConfigError, EnvironmentFailed, RewardError, RhymedError
 from rhymed.core.run.folder import no_run, numbered, write_config
 from rhymed.core.run.layout import INPUTS, layout_of
 from rhymed.core.text import short
@@ -254,10 +254,7 @@ def _with_scorers(scorers: Sequence[Any], folder: Path | None) -> list[Any]:
 
 
 def _scorer(scorer: Any, folder: Path | None) -> Any:
-    if not callable(scorer):
-        return scorer
-    name = getattr(scorer, "__name__", "reward")
-    return inputs.write_scorer(scorer, folder) if folder is not None else f"{PENDING}.py:{name}"
+    return _place([scorer], folder, inputs.REWARD, RewardError) if callable(scorer) else scorer
 
 
 def _tools(given: Any, folder: Path | None, what: str) -> str:
@@ -267,7 +264,13 @@ def _tools(given: Any, folder: Path | None, what: str) -> str:
     tools = [given] if callable(given) else list(given)
     if not tools or not all(map(callable, tools)):
         raise ConfigError(f'{what}: {short(given)}: pass functions, or their place as "file.py:name"')
-    return f"{PENDING}.py:{what}" if folder is None else inputs.write_tools(tools, folder, what)
+    return _place(tools, folder, what, EnvironmentFailed)
+
+
+def _place(functions: list[Any], folder: Path | None, what: str, error: type[RhymedError]) -> str:
+    if folder is None:
+        return f"{PENDING}.py:{getattr(functions[0], '__name__', what)}"
+    return inputs.write_functions(functions, folder, what, error)
 
 
 # Keywords of `rhymed.train` as settings: a key of the configuration each. Pure.

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from rhymed.core.errors import RewardError
-from rhymed.start.api.inputs import module_text
+from rhymed.start.api.inputs import Uncopied, module_text
 from tests.start.api import rewards
 
 TEXTS = ["one two two", "a longer answer of six words", ""]
@@ -36,20 +35,18 @@ def run_copy(text: str, name: str, folder: Path) -> Any:
     [rewards.plain, rewards.uses_all, rewards.with_weight(0.5), rewards.recursive, rewards.uses_a_module_of_its_own],
 )
 def test_a_copy_with_all_it_needs_computes_the_same(function: Callable[..., Any], tmp_path: Path) -> None:
-    text, name = module_text(function)
+    text, (name,) = module_text([function], "reward")
     assert run_copy(text, name, tmp_path) == function(TEXTS)
     assert "write_tiny_model" not in text or "import" in text
 
 
-def test_an_async_function_and_a_partial_are_copied(tmp_path: Path) -> None:
-    assert run_copy(*module_text(rewards.slow), tmp_path) == [1.0, 1.0, 1.0]
-    text, name = module_text(functools.partial(rewards.plain, column="x"))
-    assert run_copy(text, name, tmp_path) == rewards.plain(TEXTS)
-    assert "partial(plain, column='x')" in text
+def test_an_async_function_is_copied(tmp_path: Path) -> None:
+    text, (name,) = module_text([rewards.slow], "reward")
+    assert run_copy(text, name, tmp_path) == [1.0, 1.0, 1.0]
 
 
 def test_only_what_is_used_is_copied() -> None:
-    text, _ = module_text(rewards.with_weight(2.5))
+    text, _ = module_text([rewards.with_weight(2.5)], "reward")
     assert "weight = 2.5" in text
     assert "def share" in text
     assert "Scale" not in text
@@ -59,25 +56,24 @@ def test_only_what_is_used_is_copied() -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda completions, **columns: [0.0], "a lambda has no name"),
+        (lambda completions, **columns: [0.0], "is no function with a name"),
         (rewards.uses_a_file, "uses_a_file uses OPENED, a TextIOWrapper, which cannot be copied"),
-        (rewards.Judge(), "not a plain function"),
-        (rewards.Judge().score, "not a plain function"),
-        (len, "not a plain function"),
-        (functools.partial(rewards.plain, []), "give them by name"),
-        (functools.partial(rewards.plain, file=rewards.OPENED), "gives file = "),
+        (rewards.Judge(), "is no function with a name"),
+        (rewards.Judge().score, "is no function with a name"),
+        (len, "is no function with a name"),
+        (functools.partial(rewards.plain, column="x"), "is no function with a name"),
     ],
 )
 def test_what_cannot_be_copied_is_an_error_with_a_cure(function: Callable[..., Any], words: str) -> None:
-    with pytest.raises(RewardError, match=words):
-        module_text(function)
+    with pytest.raises(Uncopied, match=words):
+        module_text([function], "reward")
 
 
 def test_a_function_without_source_is_an_error_with_a_cure() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec("def typed(completions, **columns):\n    return [0.0]", names)
-    with pytest.raises(RewardError, match=r"the source of typed cannot be read.*file\.py:function"):
-        module_text(names["typed"])
+    with pytest.raises(Uncopied, match=r"the source of typed cannot be read.*file\.py:function"):
+        module_text([names["typed"]], "reward")
 
 
 def test_two_values_of_one_name_are_refused() -> None:
@@ -88,5 +84,5 @@ def test_two_values_of_one_name_are_refused() -> None:
 
     weight = 2.0
     outer.__module__ = rewards.__name__
-    with pytest.raises(RewardError, match="called weight"):
-        module_text(outer)
+    with pytest.raises(Uncopied, match="called weight"):
+        module_text([outer], "reward")

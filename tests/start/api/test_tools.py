@@ -11,7 +11,7 @@ import pytest
 
 import rhymed
 from rhymed.core.errors import ConfigError, EnvironmentFailed
-from rhymed.start.api.inputs import write_tools
+from rhymed.start.api.inputs import write_functions
 from tests.start.api.test_training import WITHOUT_MODEL
 
 STEPS = {"up": 1, "down": -1}
@@ -62,7 +62,7 @@ def copied(tmp_path: Path, *tools: Any) -> tuple[Path, str]:
             if name in globals():
                 setattr(sys.modules["__main__"], name, globals()[name])
     try:
-        file, _, names = write_tools(tools, tmp_path, "tools").rpartition(":")
+        file, _, names = write_functions(tools, tmp_path, "tools", EnvironmentFailed).rpartition(":")
     finally:
         for tool in tools:
             tool.__module__ = __name__
@@ -85,13 +85,13 @@ def test_copies_of_tools_have_what_their_annotations_name(tmp_path: Path) -> Non
 
 
 def test_what_can_be_imported_stays_where_it_is(tmp_path: Path) -> None:
-    assert write_tools([walk, look], tmp_path, "tools") == f"{__name__}:walk,look"
+    assert write_functions([walk, look], tmp_path, "tools", EnvironmentFailed) == f"{__name__}:walk,look"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_copied_is_reported_in_words(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match=r"tools: .* is no function with a name"):
-        write_tools([lambda text: text], tmp_path, "tools")
+        write_functions([lambda text: text], tmp_path, "tools", EnvironmentFailed)
     with pytest.raises(ConfigError, match=r"tools: \[3\]: pass functions"):
         rhymed.train(dataset=[{"prompt": "a"}], tools=[3], progress=False, **WITHOUT_MODEL)  # type: ignore[list-item]
 
