@@ -8,7 +8,7 @@ from pyarrow import parquet
 
 here = Path(__file__).parent
 rows = []
-for index, line in enumerate((here.parent / "gsm8k" / "train.jsonl").read_text().splitlines()):
+for index, line in enumerate((here / "problems.jsonl").read_text().splitlines()):
     raw = json.loads(line)
     rows.append(
         {

@@ -14,7 +14,7 @@ COLUMN = 14  # of a name in the list
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    from rhymed.start.starters import DEFAULT, TASKS
+    from rhymed.start.starters import DEFAULT, tasks
 
     parser.set_defaults(handler=handle)
     add_examples(
@@ -26,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="created if it does not exist")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--task", choices=sorted(TASKS), help=f"which example (default: {DEFAULT})")
+    what.add_argument("--task", choices=tasks(), help=f"which example (default: {DEFAULT})")
     what.add_argument("--config", metavar="NAME", help="only this configuration, e.g. quickstart; see --list")
     what.add_argument("--list", action="store_true", help="list tasks, examples and configurations")
     what.add_argument(
@@ -70,10 +70,10 @@ def _configuration(name: str) -> str:
 
 
 def _list() -> str:
-    from rhymed.start.starters import TASKS, about, configurations, shipped
+    from rhymed.start.starters import about, configurations, shipped, tasks
 
     lines = ["tasks (rhymed init FOLDER --task NAME)"]
-    lines += (f"  {name:<{COLUMN}}{task.about}" for name, task in TASKS.items())
+    lines += (f"  {name:<{COLUMN}}{about(file)}" for name, file in tasks().items())
     lines += ["", "configurations (rhymed init FOLDER --config NAME)"]
     lines += (f"  {name:<{COLUMN}}{about(file)}" for name, file in configurations().items())
     lines += ["", f"examples (in {shipped('examples')})"]

@@ -12,7 +12,7 @@ import pytest
 
 from rhymed.core.config.load import load_config
 from rhymed.start.cli import main
-from rhymed.start.starters import TASKS, configurations, constraints, examples, shipped, task_starter
+from rhymed.start.starters import about, configurations, constraints, shipped, task_starter, tasks
 from tests.tiny import write_tiny_model
 from tests.workers.sessions.test_dialogue import CHATML
 
@@ -35,29 +35,27 @@ def suitable(task: str, tiny_model: Path, inside: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("RHYMED_MODEL__PATH", str(model))
 
 
-@pytest.mark.parametrize("task", sorted(TASKS))
+@pytest.mark.parametrize("task", tasks())
 @pytest.mark.usefixtures("suitable")
 def test_every_task_passes_the_check_of_its_printed_command(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", f"my {task}", "--task", task]) == 0
     lines = capsys.readouterr().out.partition("next:\n")[2].split("\n")
-    *before, check, run = [shlex.split(line) for line in lines if line]
+    *before, check, run, show = [shlex.split(line) for line in lines if line]
     for command in before:
         subprocess.run([sys.executable, *command[1:]], check=True, capture_output=True, timeout=120)
     assert main([*check[1:], "--no-generate"]) == 0, capsys.readouterr().out
     assert run[:2] == ["rhymed", "run"]
+    assert show == ["rhymed", "history", "show", "--run", f"runs/my-{task}"]
     config = load_config(Path(run[2]))
     assert config.run.name == f"my-{task}"
-    names = TASKS[task].explained
-    assert set(names) | {"README.md"} <= set(os.listdir(f"my {task}"))
-    readme = Path(f"my {task}/README.md").read_text()
-    assert all(f"`{name}`" in readme for name in names)
-    assert "examples/" not in "".join((Path(f"my {task}") / name).read_text() for name in (*names, "README.md"))
+    files = {file.name: file.read_text() for file in Path(f"my {task}").iterdir() if file.suffix != ".parquet"}
+    assert all(f"`{name}`" in files["README.md"] for name in files if name != "README.md")
+    assert "examples/" not in "".join(files.values())
 
 
-def test_what_is_moved_is_in_a_file() -> None:
-    for name, task in TASKS.items():
-        for old in task.moved:
-            assert any(old in text for text in examples(name).values()), f"{name}: {old} is in none of its files"
+def test_every_readme_begins_with_what_the_example_is() -> None:
+    assert {"arithmetic", "calculator", "gsm8k", "verl"} <= tasks().keys()
+    assert all(20 < len(about(file)) < 100 and file.read_text().startswith("# ") for file in tasks().values())
 
 
 def test_a_file_that_exists_is_not_overwritten_and_nothing_else_is_written(
@@ -101,7 +99,7 @@ def test_the_list_names_every_task_example_and_configuration(capsys: pytest.Capt
     out = capsys.readouterr().out
     named = {line.split()[0] for line in out.splitlines() if line.startswith("  ")}
     assert named == {
-        *TASKS,
+        *tasks(),
         *configurations(),
         *(path.name for path in shipped("examples").iterdir() if path.is_dir()),
     }
