@@ -1,19 +1,18 @@
 """`rhymed.open_run`: what a run's folder holds, as tables and paths. Works next to a living run.
 
-`Run` is the interface, `sample_rows` and `table` make its rows. Everything is read when it is asked for; nothing is
+`Run` is the interface, `sample_rows` makes its rows. Everything is read when it is asked for; nothing is
 kept open.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from rhymed.core.config import Config
 from rhymed.core.config.load import load_run
@@ -43,7 +42,7 @@ def open_run(path: str | os.PathLike[str] = "runs/latest") -> Run:
 
 
 class Run:
-    """A run's folder. Tables are pandas' if it is installed, else lists of dicts; `as_` chooses."""
+    """A run's folder. Its tables are lists of dicts, as pandas.DataFrame and pyarrow.Table.from_pylist take them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,33 +69,28 @@ class Run:
         """Number of trained steps."""
         return max((int(row["step"]) + 1 for row in runs.read_metrics(self._layout)), default=0)
 
-    def metrics(self, as_: As | None = None) -> Any:
+    def metrics(self) -> list[dict[str, Any]]:
         """A row per trained step; docs/metrics.md explains the columns. `step` counts from 0."""
-        return table(runs.read_metrics(self._layout), as_)
+        return runs.read_metrics(self._layout)
 
-    def evaluations(self, as_: As | None = None) -> Any:
+    def evaluations(self) -> list[dict[str, Any]]:
         """A row per evaluation during training; `step` is the number of steps trained before it."""
-        return table(runs.read_evaluations(self._layout), as_)
+        return runs.read_evaluations(self._layout)
 
     def samples(
-        self,
-        *,
-        step: int | None = None,
-        limit: int | None = None,
-        token_stats: bool = False,
-        as_: As | None = None,
-    ) -> Any:
+        self, *, step: int | None = None, limit: int | None = None, token_stats: bool = False
+    ) -> list[dict[str, Any]]:
         """A row per sample, in order of prompt, step, index: prompt, text, reward, length, finish_reason, tokens and
         the others of `rhymed history export`. `step`: of this training step only; `limit`: the first so many.
         `token_stats`: also lists of one number per token, as training computed them: `trainer/logprob`,
         `trainer/entropy`, `trainer/mismatch`, `trainer/advantage`, and the policy's `trainer/version`; None where the
         store has none. Raises `ConfigError` or `StoreError`."""
-        return table(sample_rows(self.folder, step, limit, token_stats=token_stats), as_)
+        return sample_rows(self.folder, step, limit, token_stats=token_stats)
 
-    def history(self, prompt: str, as_: As | None = None) -> Any:
+    def history(self, prompt: str) -> list[dict[str, Any]]:
         """All samples of one prompt, oldest first. `prompt`: its id, the id's first digits, or words of its text.
         Raises `DataError` unless exactly one prompt is meant."""
-        return table(history_rows(self.folder, prompt), as_)
+        return history_rows(self.folder, prompt)
 
     def checkpoint(self, which: int | Literal["latest"] = "latest") -> Path:
         """The folder of the newest intact checkpoint, or of the one after so many steps: a model that transformers
@@ -183,31 +177,6 @@ def _with_equal_columns(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """None where a row lacks a column of another one."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
-
-
-# Rows of a run as a table: pandas, Arrow, or a list of dicts.
-
-As: TypeAlias = Literal["pandas", "arrow", "list"]
-"""pandas.DataFrame, pyarrow.Table, or list[dict]."""
-
-
-def table(rows: Sequence[dict[str, Any]], as_: As | None) -> Any:
-    """None: pandas if it is installed, else a list. Raises `ConfigError` for a package that is missing."""
-    kind = as_ or ("pandas" if importlib.util.find_spec("pandas") else "list")
-    if kind == "list":
-        return list(rows)
-    if kind not in ("pandas", "arrow"):
-        raise ConfigError(f"as_ = {as_!r}: pandas, arrow or list is expected")
-    try:
-        if kind == "pandas":
-            import pandas
-
-            return pandas.DataFrame(list(rows))
-        import pyarrow
-    except ImportError as error:
-        package = "pandas" if kind == "pandas" else "pyarrow"
-        raise ConfigError(f"as_ = {as_!r}: {error}; pip install {package}") from None
-    return pyarrow.Table.from_pylist(list(rows))
 
 
 # `rhymed.train`: `rhymed run`, for scripts and notebooks.

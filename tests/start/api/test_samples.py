@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_parts_of_rewards_are_columns(folder: Path) -> None:
     run = open_run(folder)
-    rows = run.samples(as_="list")
+    rows = run.samples()
     assert len(rows) == 8
     assert len({tuple(row) for row in rows}) == 1, "all rows have all columns"
     parts = {
@@ -31,15 +31,15 @@ def test_parts_of_rewards_are_columns(folder: Path) -> None:
     }
     assert parts.pop((APPLES, 2, 0)) == (1.0, 0.25)
     assert set(parts.values()) == {(None, None)}
-    assert run.history("apples", as_="arrow").column("reward/format").to_pylist() == [None, None, 0.25, None]
-    assert "reward/exact" not in run.samples(step=0, as_="list")[0]
+    assert [row["reward/format"] for row in run.history("apples")] == [None, None, 0.25, None]
+    assert "reward/exact" not in run.samples(step=0)[0]
 
 
 def test_numbers_of_training_are_lists(folder: Path) -> None:
-    rows = open_run(folder).samples(token_stats=True, as_="list")
+    rows = open_run(folder).samples(token_stats=True)
     (known,) = [row for row in rows if row["trainer/version"] is not None]
     assert (known["step"], known["index"], known["trainer/version"]) == (2, 0, 2)
     assert known["trainer/mismatch"] == list(range(known["length"]))
     assert known["trainer/logprob"] == [-0.5] * 10
     assert {row["trainer/advantage"] is None for row in rows if row is not known} == {True}
-    assert "trainer/entropy" not in open_run(folder).samples(as_="list")[0]
+    assert "trainer/entropy" not in open_run(folder).samples()[0]

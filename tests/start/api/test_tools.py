@@ -116,7 +116,7 @@ def test_a_class_of_environments_trains(tmp_path: Path, tiny_model: Path) -> Non
         progress=False,
         **settings,
     )
-    samples = run.samples(as_="list")
+    samples = run.samples()
     assert (run.state, len(samples)) == ("finished", 16)
     assert {row["reward"] for row in samples} <= {1.0, 2.0, 3.0}
     wanted = {row["prompt"]: int(row["answer"]) % 3 + 1 for row in rows}

@@ -82,31 +82,30 @@ def test_a_thread_trains_next_to_coroutines(trained: tuple[rhymed.Run, int]) -> 
 
 def test_a_list_and_a_function_train_and_the_run_is_a_table(run: rhymed.Run) -> None:
     assert (run.name, run.state, run.step) == ("api", "finished", 3)
-    assert [row["step"] for row in run.metrics(as_="list")] == [0, 1, 2]
-    samples = run.samples(as_="list")
+    assert [row["step"] for row in run.metrics()] == [0, 1, 2]
+    samples = run.samples()
     assert len(samples) == 3 * 4 * 2
     answers = {row["prompt"]: row["answer"] for row in ROWS}
     for row in samples:
         assert row["reward"] == pytest.approx(halves([""], [answers[row["prompt"]]])[0])
-    assert {row["step"] for row in run.samples(step=1, as_="list")} == {1}
-    assert {row["prompt"] for row in run.history("count to 3", as_="list")} == {"count to 3"}
+    assert {row["step"] for row in run.samples(step=1)} == {1}
+    assert {row["prompt"] for row in run.history("count to 3")} == {"count to 3"}
     assert run.checkpoint().is_dir()
     assert run.config.trainer.steps == 3
     assert "finished" in repr(run)
 
 
-def test_tables_are_pandas_where_it_is_installed(run: rhymed.Run) -> None:
+def test_pandas_and_arrow_take_the_tables_as_they_are(run: rhymed.Run) -> None:
     pandas = pytest.importorskip("pandas")
-    metrics = run.metrics()
-    assert isinstance(metrics, pandas.DataFrame)
-    assert list(metrics["step"]) == [0, 1, 2]
-    assert run.samples(as_="arrow").num_rows == 24
+    pyarrow = pytest.importorskip("pyarrow")
+    assert list(pandas.DataFrame(run.metrics())["step"]) == [0, 1, 2]
+    assert pyarrow.Table.from_pylist(run.samples()).num_rows == 24
 
 
 def test_the_folder_is_enough_to_open_it_again(run: rhymed.Run) -> None:
     again = rhymed.open_run(run.folder)
-    assert again.samples(as_="list") == run.samples(as_="list")
-    (row, *_) = again.history("count to 5", as_="list")
+    assert again.samples() == run.samples()
+    (row, *_) = again.history("count to 5")
     assert row["prompt"] == "count to 5"
 
 
@@ -125,8 +124,6 @@ def test_what_is_not_there_is_a_sentence(run: rhymed.Run, home: Path) -> None:
         run.history("no such words")
     with pytest.raises(DataError, match="fits 8 prompts"):
         run.history("count")
-    with pytest.raises(ConfigError, match="as_ = 'polars'"):
-        run.metrics(as_="polars")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
