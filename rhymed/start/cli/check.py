@@ -6,9 +6,9 @@ import argparse
 import shutil
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rhymed.start.cli.options import add_examples, add_json, add_override, print_json
+from rhymed.start.cli.options import add_examples, add_override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--assume", metavar="GPUS", help='would it fit? e.g. "8x H100 80GB", "4 nodes of 8x H100 80GB"; reads no data'
     )
     parser.add_argument("--no-generate", action="store_true", help="do not load the model to generate a response")
-    add_json(parser)
     add_override(parser)
 
 
@@ -44,28 +43,8 @@ def handle(arguments: argparse.Namespace) -> int:
         from rhymed.check.dryrun import full_check
 
         report = full_check(config, generate=not arguments.no_generate)
-    if arguments.json:
-        print_json(_fields(report, arguments.config))
-        return 2 if report.errors else 0
     _print(render(report, f"rhymed check {arguments.config}", _width()))
     return 2 if report.errors else 0
-
-
-def _fields(report: Report, config: Path) -> dict[str, Any]:
-    """The report for programs. `ready` is whether the exit status is 0."""
-    sections = [
-        {"title": section.title, "rows": [{"label": label, "text": text} for label, text in section.rows]}
-        for section in report.sections
-    ]
-    ready = not report.errors
-    return {
-        "config": str(config),
-        "ready": ready,
-        "errors": report.errors,
-        "warnings": report.warnings,
-        "model": report.model,
-        "sections": sections,
-    }
 
 
 def render(report: Report, title: str, width: int = WIDTH) -> Iterator[tuple[str, str]]:

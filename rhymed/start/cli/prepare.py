@@ -7,7 +7,7 @@ import argparse
 import sys
 
 from rhymed.core.output import show
-from rhymed.start.cli.options import add_config, add_examples, add_json, print_json, read_config
+from rhymed.start.cli.options import add_config, add_examples, read_config
 
 
 def add_prepare(parser: argparse.ArgumentParser) -> None:
@@ -46,15 +46,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="as model.path: a folder, a GGUF file, a hub id (owner/name) or a known name",
     )
     parser.add_argument("--revision", default="", help="hub id: branch, tag or commit")
-    add_json(parser)
 
 
 def handle_model(arguments: argparse.Namespace) -> int:
     from rhymed.inputs.models import prepare
 
     folder = prepare(arguments.name, arguments.revision, newest=True)
-    if arguments.json:
-        print_json({"name": arguments.name, "folder": str(folder)})
-    else:
-        show(folder)
+    show(folder)
     return 0

@@ -234,9 +234,9 @@ def test_closed_streams_change_nothing(place: Path, closed: str) -> None:
 
 @pytest.mark.thorough
 def test_children_of_a_command_with_closed_streams_work(place: Path) -> None:
-    said = rhymed("check mine.toml --json 2>&-", place)
+    said = rhymed("check mine.toml 2>&-", place)
     assert said.returncode == 0, said.stdout
-    assert json.loads(said.stdout)["errors"] == []
+    assert "ready to run" in said.stdout
 
 
 @pytest.mark.thorough

@@ -59,23 +59,3 @@ def test_checkpoints_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "weights" in second["damage"]
     assert main(["checkpoint", "list", str(tmp_path)]) == 1
     assert "good\nstep 2" in capsys.readouterr().out
-
-
-def test_a_check_as_json(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"prompt": f"1 + {n}", "answer": str(1 + n)} for n in range(2)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    file = tmp_path / "mine.toml"
-    file.write_text(
-        f'[model]\npath = "{tiny_model}"\n[data]\npath = "{tmp_path}/rows.jsonl"\n[reward]\nscorer = "exact"\n'
-        "[rollout]\nprompts_per_step = 2\ngroup_size = 2\nmax_prompt_length = 32\nmax_response_length = 8\n"
-    )
-    status = main(["check", str(file), "--no-generate", "--json"])
-    report = json.loads(capsys.readouterr().out)
-    assert status == 0, report["errors"]
-    assert (report["ready"], report["errors"], report["model"]) == (True, [], str(tiny_model.resolve()))
-    labels = {row["label"] for section in report["sections"] for row in section["rows"]}
-    assert {"prompts", "steps"} <= labels
-    assert main(["check", str(file), "--no-generate", "--json", "-o", "rollout.max_prompt_length=1"]) == 2
-    report = json.loads(capsys.readouterr().out)
-    assert not report["ready"]
-    assert report["errors"]
