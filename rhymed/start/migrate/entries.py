@@ -10,9 +10,8 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from rhymed.core.text import short
@@ -129,8 +128,8 @@ class Table:
     version: str  # whose defaults these are
     defaults: Mapping[str, Any]
     entries: Sequence[Entry]
-    dropped: Mapping[str, str]  # reason -> names and patterns, with spaces between them, that no entry reads
-    silent: frozenset[str] = field(default_factory=frozenset)  # patterns of names that are not mentioned
+    dropped: str  # patterns of names that no entry reads, and that nothing here needs
+    silent: Sequence[str] = ()  # patterns of names that are not mentioned
 
     @property
     def names(self) -> set[str]:
@@ -155,23 +154,17 @@ class Table:
         return [*found, *((note, "", False) for note in self._rest(given))]
 
     def _rest(self, given: Mapping[str, Any]) -> Iterator[Note]:
-        """Of the settings that no entry reads; those with the same reason in one note."""
-        read = self.names
-        reasons: dict[str, list[str]] = {}
-        for name in given:
-            if name in read or any(fnmatchcase(name, pattern) for pattern in self.silent):
-                continue
-            fits = partial(fnmatchcase, name)
-            found = (reason for reason, patterns in self.dropped.items() if any(map(fits, patterns.split())))
-            if (reason := next(found, None)) is None:
-                yield Note(
-                    name,
-                    "unsupported",
-                    f"{self.framework} {self.version} has no such setting, as far as is known here",
-                )
-            else:
-                reasons.setdefault(reason, []).append(name)
-        yield from (Note(", ".join(names), "dropped", reason) for reason, names in reasons.items())
+        """Of the settings that no entry reads; those that are dropped in one note."""
+        dropped = []
+        for name in (one for one in given if one not in self.names):
+            if any(fnmatchcase(name, pattern) for pattern in self.dropped.split()):
+                dropped.append(name)
+            elif not any(fnmatchcase(name, pattern) for pattern in self.silent):
+                why = f"{self.framework} {self.version} has no such setting, as far as is known here"
+                yield Note(name, "unsupported", why)
+        if dropped:
+            why = "rhymed does it in its own way, or it changes neither samples nor losses"
+            yield Note(", ".join(dropped), "dropped", f"{why}; vLLM's arguments go into rollout.engine_args")
 
 
 # Values as other frameworks write them. Pure.

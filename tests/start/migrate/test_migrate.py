@@ -83,7 +83,7 @@ def test_what_has_no_counterpart_is_named_with_a_reason() -> None:
     assert reasons(found, "unsupported") == {}
     subset(found, trainer__entropy_coef=0.01)
     assert "not cut" in reasons(found, "different")["max_prompt_length"]
-    assert set(reasons(found, "dropped")) == {"logging_steps", "processing_class"}
+    assert set(reasons(found, "dropped")) == {"logging_steps, processing_class"}
     assert "max_grad_norm" not in str(found.values)
 
 

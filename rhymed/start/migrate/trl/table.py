@@ -16,35 +16,21 @@ from rhymed.start.migrate.trl.loss import ENTRIES as LOSS_ENTRIES
 from rhymed.start.migrate.trl.steps import DEFAULTS as STEP_DEFAULTS
 from rhymed.start.migrate.trl.steps import ENTRIES as STEP_ENTRIES
 
-DROPPED = {
-    "it belongs to a setting that is named above, or off": "vespo_* sapo_* ref_model_* entropy_*",
-    "the trainer computes without dropout": "disable_dropout",
-    "every step is logged": "logging_* log_* debug skip_memory_metrics num_completions_to_print disable_tqdm",
-    "engines are found automatically, and are as far ahead as schedule.max_staleness allows": (
-        "vllm_server_* vllm_group_port request_timeout max_inflight_tasks queue_maxsize weight_sync_steps"
-        " delta_sync_*"
-    ),
-    "rollout.engine_args takes vLLM's arguments by their names": "vllm_*",
-    "rows are read by rhymed": (
-        "dataloader_* remove_unused_columns pad_to_multiple_of data_seed label_names length_column_name"
-        " train_sampling_strategy"
-    ),
-    "trainer.keep_checkpoints are kept": (
-        "save_* load_best_model_at_end metric_for_best_model greater_is_better restore_*"
-    ),
-    "`hf upload` names them": "hub_*",
-    "adapters are of causal language models": "lora_* bnb_* use_bnb_*",
-    "ranks are started by rhymed run": "ddp_* ds3_* local_rank fsdp_* accelerator_config",
-    "it changes neither samples nor losses": (
-        "per_device_eval_batch_size eval_* do_train do_eval do_predict prediction_loss_only batch_eval_metrics"
-        " attn_implementation dtype torch_dtype torch_compile* use_liger_kernel liger_kernel_config tf32 bf16_*"
-        " *_full_eval optim_args gradient_checkpointing_kwargs full_determinism use_transformers_* transformers_*"
-        " cache_implementation average_tokens_across_devices processing_class reward_processing_classes"
-        " torch_empty_cache_steps include_* ignore_data_skip dataset_streaming trackio_* auto_find_batch_size"
-        " use_cache enable_jit_*"
-    ),
-}
-"""Settings of TRL that nothing here needs: the reason, and their names or patterns. The first that fits counts."""
+DROPPED = """
+    vespo_* sapo_* ref_model_* entropy_* disable_dropout
+    logging_* log_* debug skip_memory_metrics num_completions_to_print disable_tqdm
+    vllm_* request_timeout max_inflight_tasks queue_maxsize weight_sync_steps delta_sync_*
+    dataloader_* remove_unused_columns pad_to_multiple_of data_seed label_names length_column_name
+    train_sampling_strategy dataset_streaming ignore_data_skip include_*
+    save_* load_best_model_at_end metric_for_best_model greater_is_better restore_* hub_*
+    lora_* bnb_* use_bnb_* ddp_* ds3_* deepspeed local_rank fsdp fsdp_* parallelism_config accelerator_config
+    per_device_eval_batch_size eval_* do_train do_eval do_predict prediction_loss_only batch_eval_metrics
+    attn_implementation dtype torch_dtype torch_compile* use_liger_kernel liger_kernel_config tf32 bf16_*
+    *_full_eval optim_args gradient_checkpointing_kwargs full_determinism use_transformers_* transformers_*
+    cache_implementation average_tokens_across_devices processing_class reward_processing_classes
+    torch_empty_cache_steps trackio_* auto_find_batch_size use_cache enable_jit_*
+"""
+"""Settings of TRL that nothing here needs."""
 
 DEFAULTS: dict[str, Any] = {
     **STEP_DEFAULTS,
@@ -282,9 +268,6 @@ ENTRIES = (
     unless("neftune_noise_alpha", None, "unsupported", "embeddings get no noise"),
     unless("label_smoothing_factor", 0.0, "unsupported", "labels are not smoothed"),
     unless("optim_target_modules", None, "unsupported", "the optimizer has all weights, or those of trainer.lora"),
-    flag("parallelism_config", "dropped", "trainer.gpus ranks share the training"),
-    flag("deepspeed", "dropped", "trainer.gpus ranks share the training without it"),
-    flag("fsdp", "dropped", "trainer.gpus ranks share the training without it"),
 )
 
-TRL = Table("TRL", "1.16", DEFAULTS, ENTRIES, DROPPED, frozenset(("processes",)))
+TRL = Table("TRL", "1.16", DEFAULTS, ENTRIES, DROPPED, ("processes",))

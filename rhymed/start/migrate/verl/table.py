@@ -164,23 +164,10 @@ ENTRIES = (
     flag(f"{MODEL}.trust_remote_code", "unsupported", "a model's own Python code is not run"),
 )
 
-DROPPED = {
-    "kernels and packing are the trainer's own": (
-        f"{MODEL}.use_* {ACTOR}.use_torch_compile {ACTOR}.use_remove_padding"
-    ),
-    "weights are shared over trainer.gpus ranks; the reference model needs no settings": (
-        f"{ACTOR}.fsdp* {ACTOR}.megatron* {ACTOR}.strategy {ACTOR}.ulysses* actor_rollout_ref.ref.*"
-    ),
-    "it has no effect on what is learned here, or is off": f"{ACTOR}.*",
-    "engines are vLLM; rollout.engine_args takes its arguments by their names": f"{ROLLOUT}.*",
-    "the model is loaded as it is": f"{MODEL}.*",
-    "engines and trainer are processes of their own": "actor_rollout_ref.*",
-    "the critic has the settings of trainer.critic; the others are the trainer's": "critic.*",
-    "rows are read by rhymed": "data.*",
-    "there is no counterpart to need it": "ray* transfer_queue* global_profiler* skip* distillation*",
-    "it is off, or changes neither samples nor losses": "trainer.* algorithm.*",
-    "see docs/rewards.md for limits and sandboxes": "reward* custom_reward_function* sandbox_fusion*",
-}
+DROPPED = """
+    actor_rollout_ref.* critic.* data.* ray* transfer_queue* global_profiler* skip* distillation*
+    trainer.* algorithm.* reward* custom_reward_function* sandbox_fusion*
+"""
 """As in TRL's table."""
 
-VERL = Table("verl", "0.9.1", DEFAULTS, ENTRIES, DROPPED, frozenset(("processes", "defaults", "hydra*", "*_target_")))
+VERL = Table("verl", "0.9.1", DEFAULTS, ENTRIES, DROPPED, ("processes", "defaults", "hydra*", "*_target_"))
