@@ -47,7 +47,7 @@ def yaml_rows(given: dict[str, Any], file: Path) -> Iterator[Item]:
 def _training(script: Script, node: ast.expr, file: Path) -> Iterator[Item]:
     load = _source(script, node)
     if load is None:
-        yield from _unknown("train_dataset", f"`{_brief(node)}` {_made(script, node)}", file)
+        yield from _unknown("train_dataset", f"`{_brief(node)}` is made or chosen by the script", file)
         return
     keys, unknown = _keys(script, load, node)
     yield from (Put(f"data.{key}", value, "the argument train_dataset") for key, value in keys.items())
@@ -63,9 +63,7 @@ def _held_out(script: Script, node: ast.expr) -> Iterator[Item]:
     load = _source(script, node)
     keys, unknown = _keys(script, load, node) if load is not None else ({}, {})
     if not keys or unknown:
-        why = "" if keys else f", which {_made(script, node)}"
-        way = "write [[eval.datasets]] for held-out rows"
-        yield Note("eval_dataset", "unknown", f"it is `{_brief(node)}`{why}: {way}")
+        yield Note("eval_dataset", "unknown", f"it is `{_brief(node)}`: write [[eval.datasets]] for held-out rows")
         return
     yield Put("eval.datasets", [{"name": run_name(str(keys.get("split", "held-out"))), **keys}])
 
@@ -120,21 +118,6 @@ def _untouched(script: Script, node: ast.expr) -> bool:
             ):
                 return False
     return True
-
-
-def _made(script: Script, start: ast.expr) -> str:
-    """What the script does for rows: its calls, through names and functions, without what those call."""
-    calls: dict[str, None] = {}
-    todo: list[ast.AST] = [start]
-    seen: set[str] = set()
-    while todo:
-        for node in ast.walk(todo.pop()):
-            if isinstance(node, ast.Call):
-                calls[f"{callee(node)} in line {node.lineno}"] = None
-            if isinstance(node, ast.Name) and node.id not in seen:
-                seen.add(node.id)
-                todo += [value for value in script.assigned.get(node.id, []) if value is not None]
-    return f"is made by {', '.join(calls)}" if calls else "is not known without running the script"
 
 
 def _keys(script: Script, load: ast.Call, node: ast.expr) -> tuple[dict[str, Any], dict[str, Unknown]]:
