@@ -35,14 +35,14 @@ BENCHMARKS = {
     "hosts": Benchmark("benchmarks.hosts.hosts", ("hosts", "sizes", "gbit", "rounds", "dry", "out")),
     "model": Benchmark("benchmarks.policy.model", ("out",)),
     "train": Benchmark("benchmarks.gpu.trainer", ("tokens", "methods")),
-    "index": Benchmark("benchmarks.index", ("trace", "arctic", "model")),
+    "index": Benchmark("benchmarks.index", ("trace", "model")),
     "sampler": Benchmark("benchmarks.sampling.run"),
     "spec": Benchmark("rhymed.start.bench.spec", spec.OPTIONS),
     "gpu": Benchmark("benchmarks.gpu.gpu", ("parts", "dry", "device", "seconds", "out")),
     "learn": Benchmark("benchmarks.learn.learn", ("config", "algorithms", "seeds", "out")),
     "peers": Benchmark("benchmarks.peers.run", ("task", "rounds", "steps", "out")),
     "cluster": Benchmark("benchmarks.cluster.run", ("rounds", "steps", "out")),
-    "agents": Benchmark("benchmarks.agents.run", ("parts", "trace", "arctic", "out")),
+    "agents": Benchmark("benchmarks.agents.run", ("parts", "trace", "out")),
     "pipe": Benchmark("benchmarks.schedule", ("trace", "cost", "out", "keep")),
     "whole": Benchmark(
         "benchmarks.whole.run",
@@ -78,9 +78,6 @@ def _add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="index, pipe: recorded responses (default: synthetic ones); index: or a run's folder; agents: the folder"
         " of a run in turns",
-    )
-    parser.add_argument(
-        "--arctic", type=Path, metavar="FOLDER", help="agents, index, spec: where arctic_inference is"
     )
     parser.add_argument(
         "--model",

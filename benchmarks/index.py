@@ -3,8 +3,8 @@ responses.
 
 The last epoch is replayed, 64 responses at a time, with the one before it as history. The number of verified tokens
 is swept on both sides (least survival here; factor and least probability there), and the two are compared where they
-verify equally many. Without arctic-inference only the index is measured. To build only its suffix trees, and pass the
-folder that contains `arctic_inference/suffix_decoding` as `--arctic FOLDER`:
+verify equally many. Without arctic-inference only the index is measured. To build only its suffix trees, in a folder
+that `PYTHONPATH` names:
 
     pip download arctic-inference --no-deps --no-binary :all:   # and unpack it
     cmake -S csrc/suffix_decoding -B build && cmake --build build   # needs nanobind
@@ -31,9 +31,7 @@ FLOORS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
 KNOBS = ((1.0, 0.1), (1.0, 0.5), (2.0, 0.1), (2.0, 0.5), (4.0, 0.1), (4.0, 0.3), (4.0, 0.5), (4.0, 0.7), (4.0, 0.9))
 
 
-def run(
-    quick: bool, trace: Path | None = None, arctic: Path | None = None, model: Path | None = None
-) -> dict[str, Any]:
+def run(quick: bool, trace: Path | None = None, model: Path | None = None) -> dict[str, Any]:
     """Tokens per forward, verified and accepted tokens, seconds and bytes, of both sides. Replays a run or a
     recorded trace, or responses of a model (a folder), or synthetic text."""
     prompts = 8 if quick else 32
@@ -55,7 +53,7 @@ def run(
     _print("the first epoch without responses of other prompts", result["first_alone"])
     _print("the paper's matching (7 tokens, backing off to 3; the last epoch only)", result["paper"])
     result["reliability"] = _reliability(recorded, **learned)
-    if not has_arctic(arctic):
+    if not has_arctic():
         print("arctic-inference is not installed: only the index is measured (how to build it: benchmarks/index.py)")
         return result
     result["arctic"] = [_measure_arctic(recorded, factor, least) for factor, least in knobs]

@@ -24,12 +24,12 @@ FLOOR = 0.3
 """Least survival of a token that history verifies: the budget of an engine decides by its cost; here it is fixed."""
 
 
-def run(folder: Path, arctic: Path | None = None) -> dict[str, Any]:
+def run(folder: Path) -> dict[str, Any]:
     """Each epoch of a run's folder but the first, with the one before it as history. Raises `ConfigError`."""
     recorded = read(folder)
-    suffix = has_arctic(arctic)
+    suffix = has_arctic()
     if not suffix:
-        show("suffix is left out: arctic-inference is not installed (--arctic FOLDER)", flush=True)
+        show("suffix is left out: arctic-inference is not installed", flush=True)
     learned: dict[str, Any] = {"calibration": Calibration(), "trust": Trust()}
     results = dict[str, Any]()
     for epoch in recorded.trace.epochs:

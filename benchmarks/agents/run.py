@@ -46,7 +46,6 @@ def run(
     quick: bool,
     parts: Sequence[str] | None = None,
     trace: Path | None = None,
-    arctic: Path | None = None,
     out: Path | None = None,
 ) -> dict[str, Any]:
     """`out`: a JSON file, rewritten after each part. Raises `ConfigError`."""
@@ -56,7 +55,7 @@ def run(
         raise ConfigError(f"--part {needy[0]} needs --trace FOLDER, of a run in turns with at least two epochs")
     results: dict[str, Any] = {}
     for part in parts or [*PARTS, *(RECORDED if trace else [])]:
-        results[part] = _recorded(part, trace, arctic) if part in RECORDED and trace else PARTS[part](quick)
+        results[part] = _recorded(part, trace) if part in RECORDED and trace else PARTS[part](quick)
         for name, value in _flat(results[part]):
             show(f"{part:<10}{name:<42}{value:>12.4g}", flush=True)
         if out:
@@ -64,8 +63,8 @@ def run(
     return results
 
 
-def _recorded(part: str, trace: Path, arctic: Path | None) -> dict[str, Any]:
-    return drafts.run(trace, arctic) if part == "drafts" else forecast.run(trace)
+def _recorded(part: str, trace: Path) -> dict[str, Any]:
+    return drafts.run(trace) if part == "drafts" else forecast.run(trace)
 
 
 def _flat(result: dict[str, Any], before: str = "") -> Iterator[tuple[str, float]]:

@@ -90,7 +90,8 @@ def rigs(model: Path) -> Iterator[tuple[EngineProcess, EngineProcess]]:
     patch = pytest.MonkeyPatch()
     patch.setenv("OMP_NUM_THREADS", "1")
     plain = EngineProcess(engine(model, worker_extension_cls="rhymed.histospec.extension.Extension"))
-    drafting = EngineProcess(speculative(model), path=[str(HERE)])
+    patch.syspath_prepend(str(HERE))
+    drafting = EngineProcess(speculative(model))
     patch.undo()
     plain.ready()
     drafting.ready()
@@ -106,7 +107,9 @@ def second(model: Path, request: pytest.FixtureRequest) -> Iterator[EngineProces
     for name, value in environment(asynchronous=request.param).items():
         patch.setenv(name, value)
     few = {"kv_cache_memory_bytes": 24 * 32 * 1024}  # so that few requests are enough for preemptions
-    process = EngineProcess(speculative(model, "ngram", **few), path=[str(HERE), str(BENCH)])
+    for folder in (HERE, BENCH):
+        patch.syspath_prepend(str(folder))
+    process = EngineProcess(speculative(model, "ngram", **few))
     patch.undo()
     process.ready()
     about = process.about()

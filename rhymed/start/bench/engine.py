@@ -74,21 +74,20 @@ def share(engines: int, total: int, weights: int, logits: int) -> dict[str, Any]
 
 
 class EngineProcess:
-    """`engine`: arguments of vllm.LLM. `path`: folders on this process's import path. `fix_expand`: see `plugin`.
+    """`engine`: arguments of vllm.LLM. `fix_expand`: see `plugin`.
     `stock`: vLLM chooses its model runner. `exact`: see `rollout.exact`."""
 
     def __init__(
         self,
         engine: dict[str, Any],
         *,
-        path: Sequence[str] = (),
         fix_expand: bool = False,
         stock: bool = False,
         exact: str = "distribution",
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self._link, remote_end = context.Pipe()
-        given = (remote_end, engine, list(path), fix_expand, stock, exact)
+        given = (remote_end, engine, fix_expand, stock, exact)
         self._process = context.Process(target=serve, args=given, daemon=True)
         self._process.start()
         remote_end.close()
@@ -161,15 +160,11 @@ class EngineProcess:
         return answer
 
 
-def serve(
-    link: Connection, engine: dict[str, Any], path: list[str], fix_expand: bool, stock: bool, exact: str
-) -> None:
+def serve(link: Connection, engine: dict[str, Any], fix_expand: bool, stock: bool, exact: str) -> None:
     import os
-    import sys
     import traceback
 
     began = time.monotonic()
-    sys.path[:0] = path
     from rhymed_workers.engines.launch import environment
 
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the scheduler is asked in this process

@@ -18,10 +18,10 @@ its memory. An engine that fails is left out from then on, and the others contin
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -106,7 +106,6 @@ def run(
     temperatures: Sequence[float] = (1.0,),
     epochs: Sequence[int] = (2, 1),
     rounds: int = 5,
-    arctic: Path | None = None,
     out: Path | None = None,
     device: str = "cpu",
     dtype: str = "",
@@ -115,14 +114,14 @@ def run(
     `dtype`: of weights; empty: float32 on a CPU, bfloat16 on a GPU. Raises `ConfigError`.
     """
     _check(methods, batches, epochs, temperatures, rounds)
-    if "suffix" in methods and not has_arctic(arctic):
-        print("suffix decoding is left out: arctic-inference is not installed (--arctic FOLDER)", flush=True)
+    if "suffix" in methods and not has_arctic():
+        print("suffix decoding is left out: arctic-inference is not installed", flush=True)
         methods = [method for method in methods if method != "suffix"]
     results: dict[str, Any] = {}
     failed: dict[str, str] = {}
     for workload in workloads(model):
         place = place_of(device, dtype, workload.model, len(methods), batches)
-        bench = Bench(workload, methods, str(arctic or ""), place)
+        bench = Bench(workload, methods, place)
         try:
             for temperature in temperatures:
                 bench.first_epoch(temperature, 8 if quick else past(batches))
@@ -207,7 +206,6 @@ class Bench:
         self,
         workload: BenchWorkload,
         methods: Sequence[str],
-        arctic: str = "",
         place: Place = Place(),
         more: dict[str, Any] | None = None,
     ) -> None:
@@ -218,7 +216,6 @@ class Bench:
         self.engines = {
             method: EngineProcess(
                 engine(workload, method, context, place) | (more or {}),
-                path=[arctic] if method == "suffix" and arctic else [],
                 fix_expand=method in ("ngram", "suffix") and not place.gpu,
                 stock=method == "stock",
                 exact=place.exact,
@@ -373,15 +370,8 @@ def _draft_columns(row: dict[str, float]) -> str:
     )
 
 
-# arctic-inference, whose suffix trees some benchmarks compare with, where it is installed.
-
-
-def has_arctic(folder: Path | None) -> bool:
-    """Whether arctic-inference can be imported. Puts `folder` first on the import path."""
-    import importlib.util
-
-    if folder is not None:
-        sys.path.insert(0, str(folder))
+def has_arctic() -> bool:
+    """Whether arctic-inference can be imported, whose suffix trees some benchmarks compare with."""
     try:
         return importlib.util.find_spec("arctic_inference.suffix_decoding") is not None
     except ModuleNotFoundError:

@@ -14,7 +14,7 @@ from typing import Any
 from rhymed.core.output import show
 from rhymed.start.cli.options import add_examples
 
-OPTIONS = ("model", "methods", "batches", "temperatures", "epochs", "rounds", "arctic", "out", "device", "dtype")
+OPTIONS = ("model", "methods", "batches", "temperatures", "epochs", "rounds", "out", "device", "dtype")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         more = " (1: with history of other prompts only, 2: with that of epoch 1)" if name == "epochs" else ""
         parser.add_argument(f"--{name}", type=listed(kind), metavar="A,B", help=f"only these{more}")
     parser.add_argument("--rounds", type=int, metavar="N", help="measurements of each method")
-    parser.add_argument("--arctic", type=Path, metavar="FOLDER", help="where arctic_inference is")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result there, as JSON")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="where engines compute")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the engines' weights")
