@@ -25,7 +25,7 @@ from rhymed.core.run.folder import read_evaluations, read_metrics
 from rhymed.core.run.layout import RunLayout, ids_of
 from rhymed.core.run.state import has_worked
 from rhymed.core.text import counted, quoted
-from rhymed.records.history.compare.audit import Planned, planned
+from rhymed.records.history.compare.audit import planned
 from rhymed_store.database.transactions import is_open
 from rhymed_store.position import Position, begin_at, position_of
 
@@ -188,7 +188,8 @@ def finished(config: Config, layout: RunLayout) -> str:
     newest = checkpoint.newest(layout.checkpoints)
     if newest is None or newest.step < plan.steps or (config.eval.datasets and evaluated < plan.steps):
         return ""
-    further = f"rhymed run --resume {quoted(layout.folder)} {_more(config, plan)}"
+    more = "trainer.steps=N" if config.trainer.steps is not None else "trainer.epochs=N"
+    further = f"rhymed run --resume {quoted(layout.folder)} -o {more}"
     return f"finished: all {plan.steps} steps are trained; to train further: {further}"
 
 
@@ -196,12 +197,3 @@ def _evaluated(config: Config, layout: RunLayout) -> int:
     """The newest policy version of which every dataset was evaluated; -1: none."""
     keys = [f"val/{data.name}/prompts" for data in config.eval.datasets]
     return max((row["step"] for row in read_evaluations(layout) if all(key in row for key in keys)), default=-1)
-
-
-def _more(config: Config, plan: Planned) -> str:
-    """Options for twice as much training."""
-    steps, epochs = config.trainer.steps, config.trainer.epochs
-    if steps is None:
-        return f"-o trainer.epochs={2 * epochs}"
-    enough = 2 * steps <= epochs * plan.size // plan.prompts_per_step
-    return f"-o trainer.steps={2 * steps}" + ("" if enough else f" -o trainer.epochs={2 * epochs}")

@@ -52,10 +52,9 @@ def test_a_finished_run_is_named_so_with_the_way_to_train_further(run: tuple[Con
     config, layout = run
     again = f"rhymed run --resume {layout.folder}"
     assert finished(config, layout) == (
-        f"finished: all 8 steps are trained; to train further: {again} -o trainer.epochs=4"
+        f"finished: all 8 steps are trained; to train further: {again} -o trainer.epochs=N"
     )
-    assert finished(trained(config, steps=4), layout).endswith(f"{again} -o trainer.steps=8")
-    assert finished(trained(config, steps=8), layout).endswith(f"{again} -o trainer.steps=16 -o trainer.epochs=4")
+    assert finished(trained(config, steps=4), layout).endswith(f"{again} -o trainer.steps=N")
     assert finished(trained(config, epochs=3), layout) == "", "12 steps are wanted"
 
 
