@@ -76,7 +76,4 @@ def _report(migration: Migration, files: list[Path], out: Path) -> Iterator[str]
         elif notes:
             yield f"\n{title}"
             yield from (f"  {note.name}: {note.reason}" for note in notes)
-    if problems := migration.problems():
-        yield "\nmust be changed"
-        yield from (f"  {problem.removeprefix('configuration: ')}" for problem in problems)
     yield f"\nnext:\n  rhymed check {quoted(out)}"

@@ -1,4 +1,4 @@
-"""From sources to a translation: their framework, their settings, its table, and a trial of the result."""
+"""From sources to a translation: their framework, their settings, and its table."""
 
 from __future__ import annotations
 
@@ -43,14 +43,6 @@ class Migration:
     def values(self) -> dict[str, Any]:
         """Of the keys that are set."""
         return {key: value for key, (value, _) in self.puts.items() if value is not UNSET}
-
-    def problems(self) -> list[str]:
-        """Contradictions in the result, which the source may have had."""
-        try:
-            load_config(None, (), {}, self.values)
-        except ConfigError as error:
-            return str(error).splitlines()
-        return []
 
 
 def migrate(sources: Sequence[str], out: Path, gpus: int | None = None) -> Migration:

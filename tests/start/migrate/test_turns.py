@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rhymed.core.config.load import load_config
 from rhymed.start.migrate import Migration, migrate
 
 SCRIPT = Path(__file__).parent / "sources" / "tools_grpo.py"
@@ -40,7 +41,7 @@ def test_tools_are_copied_with_what_they_use(tmp_path: Path) -> None:
     compute = run(text.replace("from trl.experimental.search import search as look_up", "look_up = print"))["compute"]
     assert compute("times", 6, 7) == "42"
     assert "Args:" in compute.__doc__
-    assert found.problems() == []
+    load_config(None, (), {}, found.values)
 
 
 def test_the_class_of_an_environment_is_copied(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_the_class_of_an_environment_is_copied(tmp_path: Path) -> None:
     maze = run(found.modules[TOOLS])["Maze"]()
     maze.reset(size=3)
     assert (maze.step(4), maze.get_reward()) == ("4", 1.0)
-    assert found.problems() == []
+    load_config(None, (), {}, found.values)
 
 
 def test_what_is_no_function_of_the_script_is_named(tmp_path: Path) -> None:
