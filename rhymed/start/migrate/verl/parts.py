@@ -166,13 +166,6 @@ def sinks(logger: Any) -> Iterator[Item]:
 def custom(new: str | None, old: str | None, name: str | None, name_old: str | None) -> Iterator[Item]:
     if path := new or old:
         yield Put("reward.scorer", f"{path}:{name or name_old or 'compute_score'}", "unchanged: verl's parameters")
-        if used := _of_verl(path):
-            why = (
-                f"{path} imports {', '.join(used)}: install verl next to rhymed (pip install --no-deps verl), or call"
-                " rhymed's scorers: reward.scorer = 'math' compares as verl's math functions do, and gsm8k's strict"
-                " `#### N` is the scorer 'regex' with a pattern; see docs/rewards.md"
-            )
-            yield Note("reward.custom_reward_function.path", "different", why)
     else:
         yield Put("reward.scorer", "math", "verl chooses a function by data_source; try this one with `rhymed check`")
         why = (
@@ -181,17 +174,6 @@ def custom(new: str | None, old: str | None, name: str | None, name_old: str | N
             " verl/utils/reward_score/gsm8k.py, and add the source reward.custom_reward_function.path=gsm8k.py"
         )
         yield Note("reward.custom_reward_function.path", "unsupported", why)
-
-
-def _of_verl(path: str) -> list[str]:
-    """Modules of verl that a file imports, which is read and never run."""
-    try:
-        tree = ast.parse(Path(path).expanduser().read_text())
-    except (OSError, SyntaxError, ValueError):
-        return []
-    names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
-    names += [each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names]
-    return sorted({name for name in names if name.partition(".")[0] == "verl"})
 
 
 def mode(mode: str) -> Iterator[Item]:
