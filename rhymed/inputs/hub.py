@@ -147,8 +147,8 @@ def _one_line_errors(path: str) -> Iterator[None]:
 # Models of the hub.
 
 
-def fetch_model(name: str, revision: str, *, newest: bool = False, files: Sequence[str] = FILES) -> Path:
-    """The folder of a snapshot: from the cache if it is complete, else from the hub. `newest` asks the hub first."""
+def fetch_model(name: str, revision: str, *, files: Sequence[str] = FILES) -> Path:
+    """The folder of a snapshot: from the cache if it is complete, else from the hub."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
@@ -169,9 +169,8 @@ def fetch_model(name: str, revision: str, *, newest: bool = False, files: Sequen
         )
         return Path(folder)
 
-    if not newest:
-        with contextlib.suppress(LocalEntryNotFoundError):
-            return get(local=True)
+    with contextlib.suppress(LocalEntryNotFoundError):
+        return get(local=True)
     why = check_repository("model", name, revision, ConfigError)
     try:
         return get(local=bool(why))

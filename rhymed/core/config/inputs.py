@@ -28,7 +28,7 @@ RESERVED = frozenset(
 
 class Model(Section):
     path: str = Field(
-        "SmolLM2-135M-Instruct", description="folder, GGUF file, hub id, or a name that `rhymed model` lists"
+        "SmolLM2-135M-Instruct", description="folder, GGUF file, hub id, or a known name, see docs/models.md"
     )
     revision: str = Field("", description="hub id: branch, tag or commit; empty: main")
     chat_template: str = Field("", description="file with a Jinja chat template; empty: the tokenizer's own")

@@ -41,7 +41,7 @@ class Teacher(Section):
     """For `trainer.algorithm = "opd"` or "opsd"; with another algorithm, an addition to its advantages."""
 
     model: str = Field(
-        "", description="a local teacher: folder, GGUF file, hub id, or a name that `rhymed model` lists"
+        "", description="a local teacher: folder, GGUF file, hub id, or a known name, see docs/models.md"
     )
     revision: str = Field("", description="hub id: branch, tag or commit; empty: main")
     url: str = Field(

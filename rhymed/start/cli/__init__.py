@@ -111,9 +111,8 @@ COMMANDS = {
     ),
     "keygen": Command("create the keys for a run's TCP links", "keygen"),
     "prepare": Command(
-        "download a run's model and read its dataset, for a broker without these libraries", "prepare", "add_prepare"
+        "download a run's model and read its dataset, for a broker without these libraries", "prepare"
     ),
-    "model": Command("download or convert a model, check it and print its folder", "prepare", "add_model"),
     "bench": Command("measure what drafts gain with a model, in turns on this machine", "bench"),
     "sim": Command("simulate how long each schedule takes on a given number of workers", "sim"),
 }
@@ -191,6 +190,7 @@ GONE = {
     "drafter": "a fitted head gained nothing over history; drafts.method = 'history+engine' has vLLM's own heads",
     "history repair": "put a copy of the store back, or continue with `rhymed run --resume RUN --without-history`",
     "launch kubernetes": "examples/clusters/kubernetes and examples/clusters/kuberay are manifests to copy",
+    "model": "`rhymed prepare CONFIG` downloads the model of a run, and `rhymed check CONFIG` tries it",
     "sweep": "call `rhymed run` or `rhymed.train` in a loop, which docs/runs.md has; W&B and Optuna search settings",
 }
 """Commands that earlier releases had -> what serves in their place."""

@@ -1,5 +1,4 @@
-"""Before a run, where the libraries are installed: `rhymed prepare` downloads its model and reads its dataset, and
-`rhymed model` downloads or converts a model."""
+"""`rhymed prepare`: downloads a run's model and reads its dataset, where the libraries are installed."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from rhymed.core.output import show
 from rhymed.start.cli.options import add_config, add_examples, read_config
 
 
-def add_prepare(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(handler=handle_prepare)
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=handle)
     add_examples(parser, "rhymed prepare configs/quickstart.toml")
     add_config(parser)
 
 
-def handle_prepare(arguments: argparse.Namespace) -> int:
+def handle(arguments: argparse.Namespace) -> int:
     config = read_config(arguments)
     from rhymed.core.run import provenance
     from rhymed.core.run.layout import layout_of
@@ -32,25 +31,4 @@ def handle_prepare(arguments: argparse.Namespace) -> int:
     for data in datasets:
         show(f"rows   {prepare(config, folder, data, lengths)} in {file_of(config, folder, data)}", flush=True)
     provenance.note(folder, provenance.now(sys.argv[1:], config, prepared=True))
-    return 0
-
-
-def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(handler=handle_model)
-    add_examples(parser, "rhymed model Qwen/Qwen2.5-0.5B-Instruct", "rhymed model path/to/model.gguf")
-    parser.add_argument(
-        "name",
-        nargs="?",
-        default="SmolLM2-135M-Instruct",
-        metavar="NAME_OR_PATH",
-        help="as model.path: a folder, a GGUF file, a hub id (owner/name) or a known name",
-    )
-    parser.add_argument("--revision", default="", help="hub id: branch, tag or commit")
-
-
-def handle_model(arguments: argparse.Namespace) -> int:
-    from rhymed.inputs.models import prepare
-
-    folder = prepare(arguments.name, arguments.revision, newest=True)
-    show(folder)
     return 0

@@ -63,7 +63,6 @@ COMMANDS = [
     "worker",
     "broker",
     "store",
-    "model",
     "bench",
     "history",
 ]
