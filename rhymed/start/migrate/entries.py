@@ -167,6 +167,39 @@ class Table:
             yield Note(", ".join(dropped), "dropped", f"{why}; vLLM's arguments go into rollout.engine_args")
 
 
+# What both frameworks have. Pure.
+
+SINKS = ("wandb", "trackio", "mlflow")
+
+
+def model_path(name: Any, setting: str) -> Iterator[Item]:
+    """`setting`: that has the name."""
+    if name:
+        yield Put("model.path", name)
+    else:
+        yield Put("model.path", "MODEL", "to be set: a folder, a GGUF file or a hub id")
+        yield Note(setting, "unknown", "the source names no model: set model.path")
+
+
+def adapters(rank: int, alpha: float, targets: Any, settings: Sequence[str]) -> Iterator[Item]:
+    """LoRA's. `settings`: that have these values."""
+    yield Put("trainer.lora.rank", rank, of=(settings[0],))
+    yield Put("trainer.lora.alpha", float(alpha), of=(settings[1],))
+    if targets and targets != "all-linear":
+        yield Put("trainer.lora.targets", [targets] if isinstance(targets, str) else list(targets), of=(settings[2],))
+
+
+def sinks(given: Any, setting: str, others: Sequence[str]) -> Iterator[Item]:
+    """`others`: that need no sink here."""
+    names = [given] if isinstance(given, str) else list(given or ())
+    names = list(SINKS) if names == ["all"] else names
+    if known := [name for name in names if name in SINKS]:
+        yield Put("metrics.sinks", known, "in addition to TensorBoard, metrics.jsonl and the dashboard")
+    if unknown := [name for name in names if name not in (*SINKS, *others)]:
+        why = f"there is no sink {', '.join(unknown)}; metrics.jsonl has every metric"
+        yield Note(setting, "unsupported", why)
+
+
 # Values as other frameworks write them. Pure.
 
 NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")

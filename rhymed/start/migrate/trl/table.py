@@ -10,7 +10,20 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from rhymed.start.migrate.entries import Entry, Item, Note, Put, Table, flag, run_name, same, unless
+from rhymed.start.migrate.entries import (
+    Entry,
+    Item,
+    Note,
+    Put,
+    Table,
+    adapters,
+    flag,
+    model_path,
+    run_name,
+    same,
+    sinks,
+    unless,
+)
 from rhymed.start.migrate.trl.loss import DEFAULTS as LOSS_DEFAULTS
 from rhymed.start.migrate.trl.loss import ENTRIES as LOSS_ENTRIES
 from rhymed.start.migrate.trl.steps import DEFAULTS as STEP_DEFAULTS
@@ -68,18 +81,9 @@ OPTIMIZERS = {
     "paged_adamw_32bit": "paged_adamw",
     "paged_adamw_8bit": "paged_adamw_8bit",
 }
-TARGETS = ("lora_target_modules",)
-SINKS = ("wandb", "trackio", "mlflow")
+LORA = ("lora_r", "lora_alpha", "lora_target_modules")
 PROMPT_TOKENS = 512
 """Since TRL 1.0 prompts have no limit; ours need one."""
-
-
-def _model(model: Any, named: Any) -> Iterator[Item]:
-    if name := model or named:
-        yield Put("model.path", name)
-    else:
-        yield Put("model.path", "MODEL", "to be set: a folder, a GGUF file or a hub id")
-        yield Note("model", "unknown", "the source names no model: set model.path")
 
 
 def _precision(bf16: bool | None, fp16: bool | None, use_cpu: bool | None) -> Iterator[Item]:
@@ -132,14 +136,6 @@ def _optimizer(name: str) -> Iterator[Item]:
         )
 
 
-def _lora(use: bool | None, rank: int, alpha: float, targets: Any) -> Iterator[Item]:
-    if use:
-        yield Put("trainer.lora.rank", rank, of=("lora_r",))
-        yield Put("trainer.lora.alpha", float(alpha), of=("lora_alpha",))
-        if targets and targets != "all-linear":
-            yield Put("trainer.lora.targets", [targets] if isinstance(targets, str) else list(targets), of=TARGETS)
-
-
 def _four_bits(
     wanted: bool | None, kind: str, nested: bool | None, lora: bool | None, processes: int
 ) -> Iterator[Item]:
@@ -163,17 +159,6 @@ def _name(run: str | None, output: str | None) -> Iterator[Item]:
         yield Put("run.name", run_name(name))
     if output:
         yield Note("output_dir", "different", "everything is in the run's folder, run.folder/run.name")
-
-
-def _sinks(report_to: Any) -> Iterator[Item]:
-    names = [report_to] if isinstance(report_to, str) else list(report_to or ())
-    names = list(SINKS) if names == ["all"] else names
-    if sinks := [name for name in names if name in SINKS]:
-        yield Put("metrics.sinks", sinks, "in addition to TensorBoard, metrics.jsonl and the dashboard")
-    if others := [name for name in names if name not in (*SINKS, "tensorboard", "none")]:
-        yield Note(
-            "report_to", "unsupported", f"there is no sink {', '.join(others)}; metrics.jsonl has every metric"
-        )
 
 
 def _top_k(value: int | None) -> Iterator[Item]:
@@ -213,7 +198,7 @@ UNSUPPORTED = {
 """Settings without a counterpart, and why."""
 
 ENTRIES = (
-    Entry(("model", "model_name_or_path"), ("model.path",), _model),
+    Entry(("model", "model_name_or_path"), ("model.path",), lambda one, two: model_path(one or two, "model")),
     Entry(("model_init_kwargs",), ("model.revision",), _init),
     same("model_revision", "model.revision"),
     Entry(("bf16", "fp16", "use_cpu"), ("model.train_dtype",), _precision),
@@ -235,9 +220,9 @@ ENTRIES = (
     same("max_grad_norm", "trainer.max_grad_norm"),
     same("gradient_checkpointing", "trainer.gradient_checkpointing", "less memory, a third more time"),
     Entry(
-        ("use_peft", "lora_r", "lora_alpha", "lora_target_modules"),
+        ("use_peft", *LORA),
         ("trainer.lora.rank", "trainer.lora.alpha"),
-        _lora,
+        lambda use, rank, alpha, targets: adapters(rank, alpha, targets, LORA) if use else (),
     ),
     Entry(
         ("load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "use_peft", "processes"),
@@ -249,7 +234,7 @@ ENTRIES = (
         ("schedule.colocate",),
         _devices,
     ),
-    Entry(("report_to",), ("metrics.sinks",), _sinks),
+    Entry(("report_to",), ("metrics.sinks",), lambda to: sinks(to, "report_to", ("tensorboard", "none"))),
     same("project", "metrics.project"),
     same("chat_template_kwargs", "model.chat_template_kwargs"),
     same("max_staleness", "schedule.max_staleness"),

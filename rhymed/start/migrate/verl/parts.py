@@ -121,14 +121,6 @@ def length(epochs: int, steps: int | None) -> Iterator[Item]:
         yield Put("trainer.steps", steps, of=("trainer.total_training_steps",))
 
 
-def lora(rank: int, alpha: float, targets: Any) -> Iterator[Item]:
-    if rank:
-        yield Put("trainer.lora.rank", rank, of=(f"{MODEL}.lora_rank",))
-        yield Put("trainer.lora.alpha", float(alpha), of=(f"{MODEL}.lora_alpha",))
-        if targets != "all-linear":
-            yield Put("trainer.lora.targets", [targets] if isinstance(targets, str) else list(targets))
-
-
 def devices(nodes: int, gpus: int, parallel: int, memory: float, processes: int | None) -> Iterator[Item]:
     """`processes`: asked for by --gpus."""
     gpus = gpus if processes is None else processes
@@ -145,22 +137,6 @@ def devices(nodes: int, gpus: int, parallel: int, memory: float, processes: int 
         yield Put("trainer.nodes", nodes)
         why = "set net.ranks to an address of the first machine; see docs/machines.md"
         yield Note("trainer.nnodes", "unknown", why)
-
-
-def model(path: Any) -> Iterator[Item]:
-    yield Put("model.path", path or "MODEL", "" if path else "to be set: a folder, a GGUF file or a hub id")
-    if not path:
-        yield Note(f"{MODEL}.path", "unknown", "the source names no model: set model.path")
-
-
-def sinks(logger: Any) -> Iterator[Item]:
-    names = _files(logger)
-    if sinks := [name for name in names if name in ("wandb", "mlflow", "trackio")]:
-        yield Put("metrics.sinks", sinks, "in addition to TensorBoard, metrics.jsonl and the dashboard")
-    if others := [name for name in names if name in ("swanlab", "vemlp_wandb", "clearml")]:
-        yield Note(
-            "trainer.logger", "unsupported", f"there is no sink {', '.join(others)}; metrics.jsonl has every metric"
-        )
 
 
 def custom(new: str | None, old: str | None, name: str | None, name_old: str | None) -> Iterator[Item]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rhymed.start.migrate.entries import Entry, Put, Table, flag, run_name, same, unless
+from rhymed.start.migrate.entries import Entry, Put, Table, adapters, flag, model_path, run_name, same, sinks, unless
 from rhymed.start.migrate.verl import parts
 from rhymed.start.migrate.verl.loss import DEFAULTS as LOSS_DEFAULTS
 from rhymed.start.migrate.verl.loss import ENTRIES as LOSS_ENTRIES
@@ -51,9 +51,11 @@ DEFAULTS: dict[str, Any] = {
     "trainer.v1.trainer_mode": "sync",
 }
 
+LORA = (f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
+LOGGERS = ("console", "file", "tensorboard")
 
 ENTRIES = (
-    Entry((f"{MODEL}.path",), ("model.path",), parts.model),
+    Entry((f"{MODEL}.path",), ("model.path",), lambda path: model_path(path, f"{MODEL}.path")),
     Entry(
         ("data.train_files", "data.prompt_key", "data.train_max_samples", "data.filter_overlong_prompts"),
         ("data.path",),
@@ -110,7 +112,9 @@ ENTRIES = (
     ),
     same(f"{MODEL}.enable_gradient_checkpointing", "trainer.gradient_checkpointing"),
     Entry(
-        (f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules"), ("trainer.lora.rank",), parts.lora
+        LORA,
+        ("trainer.lora.rank",),
+        lambda rank, alpha, targets: adapters(rank, alpha, targets, LORA) if rank else (),
     ),
     Entry(("trainer.total_epochs", "trainer.total_training_steps"), ("trainer.epochs",), parts.length),
     Entry(
@@ -136,7 +140,7 @@ ENTRIES = (
         ("reward.scorer",),
         parts.custom,
     ),
-    Entry(("trainer.logger",), ("metrics.sinks",), parts.sinks),
+    Entry(("trainer.logger",), ("metrics.sinks",), lambda to: sinks(to, "trainer.logger", LOGGERS)),
     same("trainer.project_name", "metrics.project"),
     Entry(
         ("trainer.experiment_name",), ("run.name",), lambda name: (Put("run.name", run_name(name)),) if name else ()
