@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from pathlib import Path
 
 from rhymed.core.errors import ConfigError
@@ -14,7 +13,7 @@ COLUMN = 14  # of a name in the list
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    from rhymed.start.starters import DEFAULT, tasks
+    from rhymed.start.starters import DEFAULT, configurations, tasks
 
     parser.set_defaults(handler=handle)
     add_examples(
@@ -26,8 +25,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="created if it does not exist")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--task", choices=tasks(), help=f"which example (default: {DEFAULT})")
-    what.add_argument("--config", metavar="NAME", help="only this configuration, e.g. quickstart; see --list")
+    what.add_argument("--task", choices=list(tasks()), help=f"which example (default: {DEFAULT})")
+    what.add_argument(
+        "--config",
+        choices=configurations(),
+        metavar="NAME",
+        help="only this configuration, e.g. quickstart; see --list",
+    )
     what.add_argument("--list", action="store_true", help="list tasks, examples and configurations")
     what.add_argument(
         "--constraints", choices=("cpu", "cuda"), help="print the file of tested versions, for `pip install -c`"
@@ -45,7 +49,7 @@ def handle(arguments: argparse.Namespace) -> int:
     if arguments.folder is None:
         raise ConfigError("name a folder to write, e.g. rhymed init mine; rhymed init --list shows what there is")
     if arguments.config is not None:
-        starter = starters.config_starter(arguments.folder, _configuration(arguments.config))
+        starter = starters.config_starter(arguments.folder, arguments.config)
     else:
         starter = starters.task_starter(arguments.folder, arguments.task or DEFAULT)
     for file in starter.write(force=arguments.force):
@@ -54,19 +58,6 @@ def handle(arguments: argparse.Namespace) -> int:
     for command in starter.commands:
         show(f"  {command}")
     return 0
-
-
-def _configuration(name: str) -> str:
-    """The name in the list that is meant. Raises `ConfigError`."""
-    from rhymed.start.starters import configurations
-
-    known = configurations()
-    plain = name.removeprefix("configs/").removesuffix(".toml")
-    if plain in known:
-        return plain
-    close = difflib.get_close_matches(plain, known, n=1)
-    guess = f"did you mean {close[0]}?" if close else "there are " + ", ".join(known)
-    raise ConfigError(f"--config {name}: there is no such configuration; {guess}")
 
 
 def _list() -> str:

@@ -75,8 +75,6 @@ def test_mistakes_end_in_a_sentence(inside: Path, capsys: pytest.CaptureFixture[
     (inside / "file").write_text("")
     for arguments, message in (
         (["init"], "name a folder to write"),
-        (["init", "x", "--config", "quikstart"], "did you mean quickstart?"),
-        (["init", "x", "--config", "nothing-like-it"], "there are arithmetic, "),
         (["init", 'a"b'], "may not contain"),
         (["init", "file/below"], "file"),
     ):
@@ -84,13 +82,16 @@ def test_mistakes_end_in_a_sentence(inside: Path, capsys: pytest.CaptureFixture[
         error = capsys.readouterr().err
         assert message in error
         assert "Traceback" not in error
+    with pytest.raises(SystemExit):
+        main(["init", "x", "--config", "quikstart"])
+    assert "did you mean quickstart?" in capsys.readouterr().err
     assert sorted(os.listdir()) == ["file"]
 
 
 def test_a_configuration_alone_is_the_one_in_the_package(inside: Path) -> None:
     assert main(["init", "big", "--config", "gpu/8x80gb"]) == 0
     assert load_config(Path("big/8x80gb.toml"), (), {}) == load_config(shipped("configs") / "gpu/8x80gb.toml", (), {})
-    assert main(["init", "one", "--config", "configs/quickstart.toml"]) == 0
+    assert main(["init", "one", "--config", "quickstart"]) == 0
     assert (inside / "one/quickstart.toml").is_file()
 
 
