@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--rotate": "replace the existing secret by a new pair",
         "--retire": "make all but the role's newest key invalid",
     }.items():
-        parser.add_argument(option, action="append", default=[], choices=WHERE, help=about)
+        parser.add_argument(option, action="append", default=[], choices=list(WHERE), help=about)
 
 
 def handle(arguments: argparse.Namespace) -> int:
