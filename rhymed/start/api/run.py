@@ -226,7 +226,7 @@ def train(
     asked = Asked(config, model, dataset, eval_dataset, reward, settings, tools, environment_factory)
     job = _prepared(asked, resume)
     if progress and job.renamed:
-        show(f"warning  an earlier run has the name: this run is called {job.renamed}", flush=True)
+        show(f"warning  another run has the name: this one is called {job.renamed}", flush=True)
     return _judged(job, call(job.arguments, progress=progress))
 
 

@@ -176,7 +176,8 @@ def _prepare(config: Config, where: RunLayout, arguments: argparse.Namespace) ->
         head.refuse_taken(folder.with_free_name(config))
     created, where = folder.create(config)
     if created.run.name != config.run.name:
-        _warn_renamed(config, created)
+        taken = f"{config.run.name} is another run (`rhymed runs` says whether it is alive)"
+        show(f"warning  {taken}: this run is called {created.run.name}", flush=True)
     return created, where
 
 
@@ -190,17 +191,6 @@ def _compare_inputs(config: Config, where: RunLayout) -> None:
         show(f"warning  {line}", flush=True)
     with Report().listening():  # the dataset's warnings were shown at the first start
         rows.compare(config, where.folder)
-
-
-def _warn_renamed(wanted: Config, created: Config) -> None:
-    from rhymed.core.run import folder
-    from rhymed.core.run.layout import layout_of
-
-    there = layout_of(wanted)
-    holder = folder.holder(there.folder)
-    process = f"process {holder}; " if holder else ""
-    alive = "is an earlier run" if holder is None else f"is alive ({process}rhymed top --run {quoted(there.folder)})"
-    show(f"warning  {wanted.run.name} {alive}: this run is called {created.run.name}", flush=True)
 
 
 def placed(config: Config) -> Config:
