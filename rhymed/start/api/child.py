@@ -7,6 +7,7 @@ the child to end its run and waits. When this process dies, the child stops the 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,12 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from rhymed.core.config.load import is_setting
 from rhymed.core.errors import RhymedError, RunFailed, by_name
 from rhymed.core.output import show
-from rhymed.start.launch.program import VARIABLE, Told
+from rhymed.start.launch.program import VARIABLE
 
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit statuses of a run that was interrupted
 
@@ -64,12 +63,12 @@ def call(arguments: Sequence[str], *, progress: bool) -> Outcome:
                 except KeyboardInterrupt:
                     interrupted = True
                     process.send_signal(signal.SIGINT)
-        found = msgspec.json.decode(told.read_bytes(), type=Told) if told.exists() else Told()
+        found = json.loads(told.read_text()) if told.exists() else {}
         errors.seek(0)
         last_words = errors.read().strip().splitlines() or ["it printed nothing"]
-    outcome = Outcome(Path(found.folder) if found.folder else None, interrupted=interrupted)
-    if found.error:
-        outcome.error = by_name(found.error)(found.text)
+    outcome = Outcome(Path(found["folder"]) if "folder" in found else None, interrupted=interrupted)
+    if "error" in found:
+        outcome.error = by_name(found["error"])(found["text"])
     elif process.returncode in STOPPED:
         outcome.interrupted = True
     elif process.returncode:

@@ -8,14 +8,13 @@ SIGTERM and can be resumed.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
-
-import msgspec
 
 from rhymed.core.errors import RhymedError
 from rhymed.core.service.stdio import ignore_output_errors
@@ -25,31 +24,24 @@ VARIABLE = "RHYMED_PROGRAM"
 log = logging.getLogger(__name__)
 
 
-class Told(msgspec.Struct, omit_defaults=True):
-    """What a program knows of its run."""
-
-    folder: str = ""  # absolute; empty: the run was refused before it had one
-    error: str = ""  # class in rhymed.core.errors; empty: none
-    text: str = ""
-
-
 class Program:
-    """`file`: None: the run belongs to no program."""
+    """What it is told becomes the file's JSON. `file`: None: the run belongs to no program."""
 
     def __init__(self, file: Path | None) -> None:
-        self._file, self._told = file, Told()
+        self._file, self._told = file, dict[str, str]()
 
     def begun(self, folder: Path) -> None:
-        self._told.folder = str(folder)
-        self._write()
+        """The run was not refused, and has its folder."""
+        self._tell(folder=str(folder))
 
     def failed(self, error: str, text: str) -> None:
-        self._told.error, self._told.text = error, text
-        self._write()
+        """`error`: a class in rhymed.core.errors."""
+        self._tell(error=error, text=text)
 
-    def _write(self) -> None:
+    def _tell(self, **facts: str) -> None:
+        self._told |= facts
         if self._file is not None:
-            self._file.write_bytes(msgspec.json.encode(self._told))
+            self._file.write_text(json.dumps(self._told))
 
 
 @contextlib.contextmanager
