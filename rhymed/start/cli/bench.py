@@ -24,7 +24,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "rhymed bench spec --model runs/mine --methods none,ngram,history",
         "rhymed bench spec --model Qwen/Qwen2.5-0.5B-Instruct --batches 1,16",
     )
-    parser.add_argument("name", type=_named, choices=["spec"], metavar="NAME", help="spec")
+    parser.add_argument(
+        "name", choices=["spec"], metavar="spec", help="others: `python -m benchmarks`, in a checkout"
+    )
     parser.add_argument("--quick", action="store_true", help="a small version that takes less than a minute")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="only this model, or the prompts of this run")
     for name, kind in {"methods": str, "batches": int, "temperatures": float, "epochs": int}.items():
@@ -35,15 +37,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="where engines compute")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the engines' weights")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
-
-
-def _named(word: str) -> str:
-    """The other benchmarks were commands of earlier releases."""
-    if word != "spec":
-        raise argparse.ArgumentTypeError(
-            f"{word!r}: spec is the only one in the package; others are in a checkout: `python -m benchmarks NAME`"
-        )
-    return word
 
 
 def handle(arguments: argparse.Namespace) -> int:
