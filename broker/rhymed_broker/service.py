@@ -43,7 +43,6 @@ from rhymed_broker.shell.delivery import Delivery, Order, Outbox, log_drop
 from rhymed_broker.shell.recovery import Recovery
 from rhymed_broker.shell.turns import Queue, Turns
 from rhymed_broker.states import Rules
-from rhymed_broker.status import snapshot as status
 from rhymed_broker.status.dashboard import Dashboard
 from rhymed_broker.status.snapshot import Latest
 from rhymed_broker.status.timeline import MetricsWriter, TimelineWriter
@@ -266,7 +265,6 @@ class BrokerService(Service):
             messages.Trained: self._trained,
             messages.Checkpointed: self._checkpointed,
             messages.GetQueues: self._queues,
-            messages.GetGroup: self._group,
             messages.Pause: self._admission.pause,
             messages.Drain: self._admission.drain,
         }
@@ -282,7 +280,7 @@ class BrokerService(Service):
             answer = self._handlers[type(message)](peer, message)
             if not isinstance(answer, messages.Message):
                 answer = await answer
-        if not isinstance(message, messages.GetQueues | messages.GetGroup):
+        if not isinstance(message, messages.GetQueues):
             self._wake()
         if isinstance(message, messages.Trained):  # the trainer repeats it to a broker that replaces this one
             await self._metrics_writer.flush(ROW_S)
@@ -354,9 +352,6 @@ class BrokerService(Service):
     async def _snapshot(self) -> messages.Message:
         async with self._turns:
             return self._queues(b"", messages.GetQueues(brief=True))
-
-    def _group(self, peer: bytes, request: messages.GetGroup) -> messages.Message:
-        return status.group(self.ledger, request.step, request.prompt, time.monotonic())
 
     def _wake(self) -> None:
         """One scheduling pass for everything that arrives in this turn of the event loop."""

@@ -42,7 +42,7 @@ A message is a multipart message of two or more frames:
 * A tuple is a MessagePack array. `None` is nil.
 * The arrays of several samples are concatenated in one frame, in the order of the body's list; the lengths in the
   body split them again.
-* Texts have types (`rhymed/core/messages/fields.py`). `WorkerName`, `AnyWorker`, `PromptId` and `Token` are refused
+* Texts have types (`rhymed/core/messages/fields.py`). `WorkerName`, `PromptId` and `Token` are refused
   if they do not match a pattern or are too long. `Word`, `Line` and `Report` (at most 120, 500 and 4,000 characters)
   are made printable in one line when they are decoded. `Exact` texts stay as they are. `Numbers` has at most 2,000
   keys.

@@ -18,12 +18,12 @@ from rhymed.core.output import show_json
 from rhymed.core.run.layout import layout_of
 from rhymed.show.dashboard.prometheus import exposition
 from rhymed.show.top import plain
-from rhymed.show.top.screen import glance, paint
-from rhymed.show.top.state import UiState
+from rhymed.show.top.screen import picture
+from rhymed.show.top.state import Shown
 from rhymed.start.launch.screen import Screen, phases
 from rhymed_workers.reward.outcome import Outcome, combine
 from rhymed_workers.reward.scorers.result import Verdict
-from tests.show.top.sample_run import NOW, make_ui, snapshot
+from tests.show.top.sample_run import NOW, shown, snapshot
 
 BAD = "\x1b[31m\x1b]0;owned\x07\x9b2J\r\n-- forged line\u202egnp\u2066\u200f\u200b\ufeff\x7f" + "x" * (1 << 20)
 
@@ -63,17 +63,16 @@ def on_terminal(renderable: Any) -> str:
     return out.getvalue()
 
 
-def _noted(found: Queues) -> UiState:
-    ui = make_ui(found)
-    ui.notices = [BAD]
-    return ui
+def _noted(found: Queues) -> Shown:
+    made = shown(found)
+    made.notices = [BAD]
+    return made
 
 
 SCREENS: dict[str, Callable[[Queues], str]] = {
     "rhymed queues": lambda found: on_terminal(plain.render(found, 140)),
-    "rhymed run, live": lambda found: "\n".join(row.plain for row in glance(_noted(found), 140, 48, NOW)),
+    "rhymed run, rhymed top": lambda found: "\n".join(row.plain for row in picture(_noted(found), 140, 48, NOW)),
     "rhymed run, phases": lambda found: phases(found.workers, []),
-    "rhymed top": lambda found: "\n".join(str(row.plain) for row in paint(make_ui(found), 160, 48, NOW).lines),
     "/metrics": lambda found: exposition(found).decode(),
 }
 

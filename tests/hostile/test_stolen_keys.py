@@ -27,18 +27,18 @@ from tests.core.messages.test_messages import make
 from tests.hostile.locked import Locked, a_run, answer, ends_whole, locked_run
 
 MAY = {
-    "rollout": "Join Heartbeat Leave Generated Turned Ahead Loaded Asleep GiveBack GetQueues GetGroup"
+    "rollout": "Join Heartbeat Leave Generated Turned Ahead Loaded Asleep GiveBack GetQueues"
     " PutSamples PutPartials GetPartials PutTurns GetSessions GetHistory GetPrompts GetSamples GetStoreStats",
-    "environment": "Join Heartbeat Leave Generated Answered GiveBack GetQueues GetGroup"
+    "environment": "Join Heartbeat Leave Generated Answered GiveBack GetQueues"
     " PutSamples PutAnswer PutCalls GetSessions GetPrompts GetSamples GetStoreStats",
-    "reward": "Join Heartbeat Leave Scored GiveBack GetQueues GetGroup PutScores GetPrompts GetSamples GetStoreStats",
-    "trainer": "Join Heartbeat Leave Trained Checkpointed GetQueues GetGroup"
+    "reward": "Join Heartbeat Leave Scored GiveBack GetQueues PutScores GetPrompts GetSamples GetStoreStats",
+    "trainer": "Join Heartbeat Leave Trained Checkpointed GetQueues"
     " GetPrompts GetSamples PutTokenStats GetStoreStats",
-    "broker": "GetQueues GetGroup OpenRun PutPrompts MarkSamples ForgetLogprobs GetLengths GetJournal PutSamples"
+    "broker": "GetQueues OpenRun PutPrompts MarkSamples ForgetLogprobs GetLengths GetJournal PutSamples"
     " GetHistory GetPrompts GetSamples PutScores GetStoreStats",
-    "store": "GetQueues GetGroup GetStoreStats",
-    "viewer": "GetQueues GetGroup GetStoreStats",
-    "operator": "GetQueues GetGroup Pause Drain GetStoreStats",
+    "store": "GetQueues GetStoreStats",
+    "viewer": "GetQueues GetStoreStats",
+    "operator": "GetQueues Pause Drain GetStoreStats",
 }
 """Key -> messages that broker or store take from it."""
 

@@ -56,7 +56,7 @@ def test_a_process_imports_only_the_large_packages_that_it_uses(tiny_model: Path
     program = f"""
 import sys
 import rhymed_broker.service, rhymed_store.service, rhymed.show.dashboard.server
-import rhymed.start.launch.session, rhymed.show.top.app
+import rhymed.start.launch.session, rhymed.show.top.screen
 import rhymed_workers.reward.worker, rhymed_workers.rollout.worker, rhymed_workers.trainer.service
 import rhymed_workers.reward.child, rhymed.check.dryrun
 large = {{"transformers", "reasoning_gym", "torch", "vllm", "matplotlib", "sympy", "pandas", "pyarrow"}}

@@ -22,7 +22,7 @@ from rhymed.core.errors import ConfigError
 
 COLUMNS, LINES = 120, 40
 START_S = 60.0  # until the first screen
-FOOT = b"quit "  # in the last line, which lists the keys: the screen is complete
+MARK = b"tok/s"  # of the curves: there is a picture
 TAIL = 2000  # bytes of output that are kept for an error
 
 
@@ -45,7 +45,7 @@ class Terminal:
             self.over = True
             asyncio.get_running_loop().remove_reader(self._fd)
         self.drawn += len(new)
-        if FOOT in self.tail + new or self.over:
+        if MARK in self.tail + new or self.over:
             self.started.set()
         self.tail = (self.tail + new)[-TAIL:]
 

@@ -1,7 +1,6 @@
 """A snapshot of the run for people: pure, from the ledger and the time.
 
-`queues` is the snapshot, `group` one group of it, and `diagnostics` says in sentences what keeps the run from going
-on.
+`queues` is the snapshot, and `diagnostics` says in sentences what keeps the run from going on.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import asyncio
 import heapq
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, count, islice, takewhile
+from itertools import chain, islice
 from typing import get_args
 
 import msgspec
@@ -41,10 +40,10 @@ def queues(
     steps: int | None = None,
     finished: bool = False,
     warnings: Sequence[str] = (),
-    only: str | None = None,
+    brief: bool = False,
 ) -> messages.Queues:
     """`run`: its name. `steps`: of the whole run; None: the dataset is not read yet. `warnings`: further ones, or
-    empty strings. `only`: with the samples of this worker alone; None: of all workers."""
+    empty strings. `brief`: without the samples that workers hold."""
     begun = _begun(ledger)
     depths, waiting = ledger.samples.depths(), ledger.samples.queues
     return messages.Queues(
@@ -56,37 +55,13 @@ def queues(
         finished=finished,
         queues={str(state): depth for state, depth in depths.items()},
         oldest_s={str(state): now - next(iter(queue)).since for state, queue in waiting.items() if queue},
-        workers=[
-            _worker(worker, now, with_samples=only is None or name == only)
-            for name, worker in sorted(ledger.workers.by_name.items())
-        ],
+        workers=[_worker(worker, now, brief=brief) for _, worker in sorted(ledger.workers.by_name.items())],
         open_steps=[
             _step(open_step, now, begun.get(step, {})) for step, open_step in ledger.samples.open_steps.items()
         ],
         counts=dict(ledger.samples.counts),
         troubles=diagnostics(ledger, now, up_s=uptime_s, ready=steps is not None, others=warnings),
         paused=ledger.control.paused,
-    )
-
-
-def group(ledger: Ledger, step: int, prompt: str, now: float) -> messages.Group:
-    """One prompt's samples, each with its story."""
-    open_step = ledger.samples.open_steps.get(step)
-    if open_step is None:
-        return messages.Group(step=step, prompt=prompt, members=[])
-    samples = takewhile(bool, (open_step.samples.get(messages.SampleId(step, prompt, index)) for index in count()))
-    members = [_member(sample, now) for sample in samples if sample is not None]
-    return messages.Group(step=step, prompt=prompt, members=members, expected=open_step.forecast.get(prompt, 0.0))
-
-
-def _member(sample: Sample, now: float) -> messages.Member:
-    return messages.Member(
-        index=sample.id.index,
-        state=sample.state,
-        worker=sample.worker,
-        tokens=sample.length or sample.tokens,
-        reward=sample.reward,
-        story=[messages.Moment(ago_s=now - at, event=event, who=who) for at, event, who in sample.story],
     )
 
 
@@ -101,8 +76,8 @@ def stored(numbers: dict[str, float]) -> dict[str, float]:
     return {f"store/{name}": numbers[name] for name in ("used_bytes", "samples") if name in numbers}
 
 
-def _worker(worker: Worker, now: float, *, with_samples: bool) -> messages.WorkerRow:
-    tokens = {item.id: item.tokens for item in worker.report.holding} if with_samples else {}
+def _worker(worker: Worker, now: float, *, brief: bool) -> messages.WorkerRow:
+    tokens = {} if brief else {item.id: item.tokens for item in worker.report.holding}
     return messages.WorkerRow(
         worker=worker.name,
         role=worker.role,
@@ -114,7 +89,7 @@ def _worker(worker: Worker, now: float, *, with_samples: bool) -> messages.Worke
         silent_s=now - worker.seen,
         holding=[
             messages.Holding(id=id, tokens=tokens.get(id, 0), parked=id in worker.parked, seconds=now - sample.since)
-            for id, sample in (worker.held.items() if with_samples else ())
+            for id, sample in (() if brief else worker.held.items())
         ],
         stats=worker.report.stats,
         held=len(worker.held),
@@ -342,7 +317,7 @@ class Latest:
             steps=steps,
             finished=finished,
             warnings=[self._store_warning, waits, *warnings],
-            only=request.worker if request.brief else None,
+            brief=request.brief,
         )
         return msgspec.structs.replace(
             found, metrics=self._metrics, val=self._val, lag_ms=self._lag.p99_ms(), store=self.store

@@ -8,11 +8,9 @@ from __future__ import annotations
 from rhymed.core.messages.base import PROTOCOL, Message, Part
 from rhymed.core.messages.fields import (
     Amount,
-    AnyWorker,
     Count,
     Line,
     Numbers,
-    PromptId,
     Step,
     Token,
     Version,
@@ -158,14 +156,6 @@ class GetQueues(Message, frozen=True, tag="get_queues"):
     """Any peer -> broker: depth of every queue, samples of every worker. Answered by Queues."""
 
     brief: bool = False  # without the samples that workers hold: for a client that polls every second
-    worker: AnyWorker = ""  # brief: include the samples of this worker
-
-
-class GetGroup(Message, frozen=True, tag="get_group"):
-    """Any peer -> broker: one prompt's samples in an open step, with the events of each. Answered by Group."""
-
-    step: Step
-    prompt: PromptId
 
 
 class Pause(Message, frozen=True, tag="pause"):
@@ -202,7 +192,6 @@ ToBroker = (
     | Checkpointed
     | Leave
     | GetQueues
-    | GetGroup
     | Pause
     | Drain
 )

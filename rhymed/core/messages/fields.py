@@ -30,8 +30,6 @@ MOST_NUMBERS = 2000  # metrics, rates … in one message
 
 WorkerName: TypeAlias = Annotated[str, Meta(pattern=WORKER)]
 """Begins with its role, see `rhymed.core.messages.names`."""
-AnyWorker: TypeAlias = Annotated[str, Meta(pattern=rf"{WORKER}|^\Z")]
-"""Or empty: none."""
 PromptId: TypeAlias = Annotated[str, Meta(max_length=64)]
 """16 hex digits. Only the length is checked: there are thousands in a message, and only known ones are kept."""
 Token: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,128}\Z")]

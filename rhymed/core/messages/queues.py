@@ -79,31 +79,3 @@ class Queues(Message, Worded, frozen=True, kw_only=True, tag="queues"):
     store: Numbers = {}  # numbers of StoreStats, a few seconds old; empty: none received yet
     troubles: list[Report] = []  # reasons why the run makes no progress, as sentences
     paused: bool = False  # see Pause
-
-
-class Moment(Part, Worded, frozen=True, kw_only=True):
-    """An event in the life of a sample."""
-
-    ago_s: Amount
-    event: Word  # of the ledger's transition table, docs/ledger.md
-    who: Line = ""  # a worker, or a reason
-
-
-class Member(Part, Worded, frozen=True, kw_only=True):
-    """The broker's view of one sample of a group."""
-
-    index: Count
-    state: Word  # of the ledger's transition table
-    worker: Word  # that holds it; empty: none
-    tokens: Count  # generated so far
-    reward: float | None = None
-    story: list[Moment] = []  # its first event and the newest ones
-
-
-class Group(Message, frozen=True, kw_only=True, tag="group"):
-    """Broker's answer to GetGroup."""
-
-    step: Step
-    prompt: PromptId
-    members: list[Member]  # empty: the step is not open, or has no such prompt
-    expected: Amount = 0.0  # response tokens per sample, forecast when the step was opened; 0: unknown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rhymed.core.messages.base import Done, Failure
-from rhymed.core.messages.queues import Group, Queues, Welcome
+from rhymed.core.messages.queues import Queues, Welcome
 from rhymed.core.messages.store import (
     Begun,
     Journal,
@@ -23,7 +23,6 @@ Reply = (
     | Failure
     | Welcome
     | Queues
-    | Group
     | Prompts
     | Samples
     | Kept

@@ -24,9 +24,9 @@ REFRESH_S = 1.0
 PATIENCE_S = 60.0  # the broker may be restarting
 
 
-async def ask(client: Client, *, brief: bool = True, worker: str = "", deadline_s: float = POLL_DEADLINE_S) -> Queues:
-    """One snapshot; `brief` leaves out the samples that workers hold, but for `worker`. Raises `WireError`."""
-    answer = (await client.request(GetQueues(brief=brief, worker=worker), deadline_s=deadline_s)).message
+async def ask(client: Client, *, brief: bool = True, deadline_s: float = POLL_DEADLINE_S) -> Queues:
+    """One snapshot; `brief` leaves out the samples that workers hold. Raises `WireError`."""
+    answer = (await client.request(GetQueues(brief=brief), deadline_s=deadline_s)).message
     assert isinstance(answer, Queues), f"the broker answered GetQueues with {type(answer).__name__}"
     return answer
 

@@ -37,7 +37,6 @@ TO_BROKER: Permits = {
     messages.Trained: _TRAINER,
     messages.Checkpointed: _TRAINER,
     messages.GetQueues: _ALL,
-    messages.GetGroup: _ALL,
     messages.Pause: _OPERATOR,
     messages.Drain: _OPERATOR,
 }

@@ -1,1 +1,1 @@
-"""`rhymed top`: a run on a live terminal. Pure views of a snapshot, a thin shell that owns the terminal, a poller."""
+"""A run on a terminal, for `rhymed top`, `rhymed run` and `rhymed queues`: pure views of a snapshot."""

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from rhymed.core.messages import Queues, StepRow
+from rhymed.core.messages import Holding, Queues, StepRow
 from rhymed.core.printable import line
 from rhymed.core.run.stragglers import shown_states, starting, stragglers
 from rhymed.core.run.timeline import Times
 from rhymed.core.style import COLOURS, GLYPHS
 from rhymed.core.text import age, counted, readable
-from rhymed.show.top.screen import ahead, title
-from rhymed.show.top.state import Connection, History, UiState
-from rhymed.show.top.steps import step_line
+from rhymed.show.top.screen import ahead, step_line, title
+from rhymed.show.top.state import Connection, History, Shown
 from rhymed.show.top.table import UNKNOWN, Column, draw
-from rhymed.show.top.workers import WORKER_COLUMNS, HeldSample, held_samples, worker_entries
+from rhymed.show.top.workers import WORKER_COLUMNS, longest_held, worker_entries
 
 SHOWN = 4  # samples listed per worker, the longest held first
 
@@ -41,12 +39,13 @@ PURPOSE = {
 def render(queues: Queues, width: int, times: Times | None = None, history: History | None = None) -> Text:
     """The parts of `rhymed top` one below the other, with all rows. `width`: into which columns must fit; names,
     counts and reasons are never cut. `times`: None: the run's folder is not here; `history`: of earlier snapshots."""
-    ui = UiState(queues, history or History(), Connection("finished" if queues.finished else "live"), times=times)
-    lines = [title(ui, width, 0.0), Text(), *_table(shown_states(queues), _queue_columns(queues), width), Text()]
+    shown = Shown(queues, history or History(), Connection("finished" if queues.finished else "live"), times=times)
+    lines = [title(shown, width, 0.0), Text(), *draw(shown_states(queues), _queue_columns(queues), width), Text()]
     for row in sorted(queues.open_steps, key=lambda row: row.step):
-        shown = step_line(row, queues.version, width)
-        lines += [shown, Text(f"{'':11}{_states(row)}", style="dim")] if shown.plain.endswith("…") else [shown]
-    lines += [ahead(queues, width), Text(), *_workers(queues, ui.history, width)]
+        open_step = step_line(row, queues.version, width)
+        more = [Text(f"{'':11}{_states(row)}", style="dim")] if open_step.plain.endswith("…") else []
+        lines += [open_step, *more]
+    lines += [ahead(queues, width), Text(), *_workers(queues, shown.history, width)]
     lines += [Text(f"{line(worker)}: {what}", style="red") for worker, what in stragglers(queues).items()]
     lines += [Text(starting(queues), style="dim")] if starting(queues) else []
     lines += [Text(f"waits: {line(trouble)}", style="bold red") for trouble in queues.troubles]
@@ -75,22 +74,20 @@ def _workers(queues: Queues, history: History, width: int) -> Iterator[Text]:
     entries = worker_entries(queues, history)
     name, *others = WORKER_COLUMNS
     names = [cell_len(line(entry.row.worker)) + 2 for entry in entries]
-    yield from _table(entries, (replace(name, width=max([name.width, *names])), *others), width)
-    held = [(entry.row.worker, one) for entry in entries for one in held_samples(entry.row)[:SHOWN]]
+    yield from draw(entries, (replace(name, width=max([name.width, *names])), *others), width)
+    held = [(entry.row.worker, one) for entry in entries for one in longest_held(entry.row)[:SHOWN]]
     if held:
-        ids = [readable(str(one.item.id)) for _, one in held]
-        columns: tuple[Column[tuple[str, HeldSample]], ...] = (
+        ids = [readable(str(one.id)) for _, one in held]
+        columns: tuple[Column[tuple[str, Holding]], ...] = (
             Column(
-                "longest held",
-                max(map(cell_len, ["longest held", *ids])),
-                lambda row: (readable(str(row[1].item.id)), ""),
+                "longest held", max(map(cell_len, ["longest held", *ids])), lambda row: (readable(str(row[1].id)), "")
             ),
-            Column("tokens", 8, lambda row: (f"{row[1].item.tokens:,}", ""), right=True),
-            Column("for", 7, lambda row: (age(row[1].item.seconds), ""), right=True),
+            Column("tokens", 8, lambda row: (f"{row[1].tokens:,}", ""), right=True),
+            Column("for", 7, lambda row: (age(row[1].seconds), ""), right=True),
             Column("by", max(names) - 2, lambda row: (line(row[0]), "")),
         )
         yield Text()
-        yield from _table(held, columns, width)
+        yield from draw(held, columns, width)
 
 
 def _disbelieved(queues: Queues) -> Iterator[str]:
@@ -99,7 +96,3 @@ def _disbelieved(queues: Queues) -> Iterator[str]:
         yield f"{counted(count, 'report')} ignored: their senders did not hold the samples"
     if count := queues.counts.get("unstored", 0):
         yield f"{counted(count, 'sample')} reported, but not in the store: generated again"
-
-
-def _table(rows: Sequence[Any], columns: Sequence[Column[Any]], width: int) -> list[Text]:
-    return draw(rows, columns, width=width, height=len(rows) + 1).lines if rows else []

@@ -1,7 +1,4 @@
-"""A table in a window of lines: which columns fit, which rows are visible, in which order. Pure.
-
-Cells are made only for visible rows, so a table of thousands of rows costs no more than its window.
-"""
+"""A table as lines: which columns fit, and their cells. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -17,12 +14,10 @@ from rich.text import Text
 from rhymed.core.style import sparkline
 
 Row = TypeVar("Row")
-Cell = tuple[str, str] | Text
-"""(text, style), or text of several styles that fits"""
+Cell = tuple[str, str]
+"""(text, style)"""
 
 GAP = 1
-SELECTED = "reverse"
-HEAD = "bold"
 
 
 @dataclass(frozen=True)
@@ -32,20 +27,9 @@ class Column(Generic[Row]):
     title: str
     width: int  # cells, at least
     cell: Callable[[Row], Cell]
-    key: Callable[[Row], Any] | None = None  # sort key; None: not sortable
     right: bool = False
     rank: int = 0
     max_width: int = 0  # cells to which it may grow; 0: it does not
-    descending: bool = False  # sorted with the greatest first
-
-
-@dataclass(frozen=True)
-class Window(Generic[Row]):
-    """A table's lines, and the row that each of them shows."""
-
-    lines: list[Text]
-    rows: list[Row | None]  # None: a heading or an empty line
-    first: int  # row at the top
 
 
 def fit(columns: Sequence[Column[Row]], width: int) -> list[tuple[Column[Row], int]]:
@@ -65,73 +49,20 @@ def fit(columns: Sequence[Column[Row]], width: int) -> list[tuple[Column[Row], i
     return list(zip(chosen, widths, strict=True))
 
 
-def ordered(rows: Sequence[Row], columns: Sequence[Column[Row]], title: str, reverse: bool) -> list[Row]:
-    """Sorted (stably) by the column of this title; unsorted if there is none."""
-    column = next((column for column in columns if column.title == title and column.key is not None), None)
-    if column is None or column.key is None:
-        return list(rows)
-    return sorted(rows, key=column.key, reverse=column.descending != reverse)
-
-
-def scroll(first: int, selected: int, height: int, total: int) -> int:
-    """The row at the top, such that the selected row is visible and the window is full."""
-    first = min(first, max(0, total - height))
-    if selected >= 0 and height > 0:
-        first = max(min(first, selected), selected - height + 1)
-    return max(0, first)
-
-
-def draw(
-    rows: Sequence[Row],
-    columns: Sequence[Column[Row]],
-    *,
-    width: int,
-    height: int,
-    selected: int = -1,
-    first: int = 0,
-    sort: str = "",
-    reverse: bool = False,
-    empty: str = "",
-) -> Window[Row]:
-    """Exactly `height` lines: the heading, visible rows, and empty lines."""
+def draw(rows: Sequence[Row], columns: Sequence[Column[Row]], width: int) -> list[Text]:
+    """The heading and a line for each row; nothing without rows."""
     fitted = fit(columns, width)
-    shown = max(0, height - 1)
-    first = scroll(first, selected, shown, len(rows))
-    lines = [_heading(fitted, sort, reverse)]
-    shown_rows: list[Row | None] = [None]
-    for number, row in enumerate(rows[first : first + shown], first):
-        lines.append(_line(row, fitted, width, number == selected))
-        shown_rows.append(row)
-    if not rows and shown:
-        lines.append(Text(empty, style="dim", no_wrap=True))
-        shown_rows.append(None)
-    while len(lines) < height:
-        lines.append(Text())
-        shown_rows.append(None)
-    return Window(lines[:height], shown_rows[:height], first)
+    heads = [fill(column.title, room, right=column.right) + " " * GAP for column, room in fitted]
+    return (
+        [Text("".join(heads), style="bold dim", no_wrap=True), *(_line(row, fitted) for row in rows)] if rows else []
+    )
 
 
-def _heading(fitted: Sequence[tuple[Column[Row], int]], sort: str, reverse: bool) -> Text:
-    text = Text(no_wrap=True)
-    for column, width in fitted:
-        mark = "" if not sort or column.title != sort else "▾" if column.descending != reverse else "▴"
-        text.append(fill(column.title + mark, width, right=column.right), style="bold" if mark else HEAD + " dim")
-        text.append(" " * GAP)
-    return text
-
-
-def _line(row: Row, fitted: Sequence[tuple[Column[Row], int]], width: int, selected: bool) -> Text:
+def _line(row: Row, fitted: Sequence[tuple[Column[Row], int]]) -> Text:
     text = Text(no_wrap=True)
     for column, room in fitted:
-        cell = column.cell(row)
-        if isinstance(cell, Text):
-            text.append_text(cell).append(" " * (room - cell.cell_len))
-        else:
-            text.append(fill(cell[0], room, right=column.right), style="" if selected else cell[1])
-        text.append(" " * GAP)
-    if selected:
-        text.append(" " * max(0, width - text.cell_len))
-        text.stylize(SELECTED)
+        cell, style = column.cell(row)
+        text.append(fill(cell, room, right=column.right), style=style).append(" " * GAP)
     return text
 
 

@@ -24,7 +24,7 @@ WHERE: dict[KeyRole, str] = {
     "environment": "every machine with environment workers",
     "reward": "every machine with reward workers",
     "viewer": "for watching: `rhymed queues`, `rhymed top`, and the screen of `rhymed run`",
-    "operator": "for steering: `rhymed steer`, and the keys p and d of `rhymed top`",
+    "operator": "for steering: `rhymed steer`",
 }
 
 

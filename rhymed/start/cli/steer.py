@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from rhymed.core.wire.keys import Keyring, KeyRole
 
 DEADLINE_S = 10.0
-ACTS = ("pause", "resume", "drain", "undrain")
+ACTS = {
+    "pause": "paused: workers finish what they hold, nothing new is started",
+    "resume": "the run continues",
+    "drain": "{} is drained: it gets no new samples",
+    "undrain": "{} gets work again",
+}
+"""Act -> what it has done to the run, or to a worker."""
 
 
 class Where(NamedTuple):
@@ -38,9 +44,8 @@ def add_steer(parser: argparse.ArgumentParser) -> None:
     add_where(parser, positional=False)
 
 
-def where_of(arguments: argparse.Namespace, role: KeyRole | None = None) -> Where:
-    """`role`: the key to use; None: the operator's if it is on this machine, else the viewer's, which cannot steer.
-    Raises `ConfigError` if the operator's key is needed and missing."""
+def where_of(arguments: argparse.Namespace, role: KeyRole) -> Where:
+    """`role`: the key to use. Raises `ConfigError` if the operator's key is needed and missing."""
     from rhymed.core.run.folder import layout_of_folder
     from rhymed.core.wire.keys import Keyring, secret_name
 
@@ -55,8 +60,6 @@ def where_of(arguments: argparse.Namespace, role: KeyRole | None = None) -> Wher
             f"steering needs the run's {secret_name('operator')}, and {keys.folder} does not contain it; if there is"
             " none yet, `rhymed keygen` makes it where the run's keys are"
         )
-    if role is None:
-        role = "operator" if here else "viewer"
     return Where(address, Keyring(role, keys.folder, keys.insecure), folder)
 
 
@@ -76,19 +79,18 @@ async def _steer(where: Where, act: str, names: list[str]) -> int:
     from rhymed.core.messages import Drain, Pause
     from rhymed.core.run.client import ask_or_explain
     from rhymed.core.wire.sockets import Client
-    from rhymed.show.top.poller import outcome
 
-    orders: list[Pause | Drain] = [Drain(worker=name, drained=act == "drain") for name in names]
-    orders = orders or [Pause(paused=act == "pause")]
+    orders: dict[str, Pause | Drain] = {name: Drain(worker=name, drained=act == "drain") for name in names}
+    orders = orders or {"": Pause(paused=act == "pause")}
     client = Client(where.address, peer="broker", keys=where.keys)
     try:
         await ask_or_explain(client)  # its errors say what to do if there is no answer
-        for order in orders:
+        for name, order in orders.items():
             try:
                 await client.request(order, deadline_s=DEADLINE_S, phase=act)
             except SteeringError as error:
                 raise ConfigError(str(error)) from None
-            show(outcome(order))
+            show(ACTS[act].format(name))
         return 0
     finally:
         client.close()

@@ -1,25 +1,31 @@
-"""`rhymed top`: shows and steers a run in a live terminal."""
+"""`rhymed top`: a run on a live terminal."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from rhymed.core.errors import ConfigError
-from rhymed.start.cli.options import LATEST, add_examples, add_where, number_type
+from rhymed.core.errors import ConfigError, WireError
+from rhymed.start.cli.options import add_examples, add_where, number_type
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from rhymed.core.messages import Queues
     from rhymed.start.cli.steer import Where
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(handler=handle)
-    add_examples(parser, "rhymed top", "rhymed top runs/quickstart --every 0.5")
+    add_examples(
+        parser, "rhymed top                 # q ends it; the run continues", "rhymed top runs/quickstart --every 0.5"
+    )
     parser.add_argument(
         "--every",
         type=number_type(float, lambda value: 0.1 <= value <= 3600, "of seconds from 0.1 to 3600"),
@@ -38,45 +44,76 @@ def handle(arguments: argparse.Namespace) -> int:
     whole = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not whole or os.environ.get("TERM", "dumb") == "dumb":
         raise ConfigError("`rhymed top` needs a terminal; `rhymed queues --json --watch` is for pipes and files")
-    try:
-        import textual  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "`rhymed top` needs the package textual: pip install 'rhymed[top]';"
-            " `rhymed queues --watch` works without it"
-        ) from None
-    run = "" if arguments.broker or arguments.run == LATEST else f" --run {arguments.run}"
-    return asyncio.run(_show(where_of(arguments), run, arguments.every))
+    asyncio.run(_show(where_of(arguments, "viewer"), arguments.every))
+    return 0
 
 
-async def _show(where: Where, run: str, every_s: float) -> int:
-    """`run`: the end of commands that are shown, so that they are about this run."""
+async def _show(where: Where, every_s: float) -> None:
+    """Until the user ends it. A broker that is silent may be restarting, and one that is gone may be resumed: it is
+    asked again, below its last picture."""
     import asyncio
 
-    from rhymed.core.run.client import ask_or_explain
-    from rhymed.core.wire.sockets import Client
-    from rhymed.show.top.app import Top
-    from rhymed.show.top.state import Connection, UiState
+    from rich.console import Group
+    from rich.live import Live
 
-    client = Client(where.address, peer="broker", keys=where.keys)
-    try:
-        ui = UiState(queues=(first := await ask_or_explain(client)))
-        ui.connection = Connection("live", time.monotonic(), where.address)
-        ui.run = run
+    from rhymed.core.console import Terminal
+    from rhymed.core.run.client import ask, ask_or_explain
+    from rhymed.core.run.folder import layout_of_folder, read_metrics
+    from rhymed.core.run.timeline import Progress
+    from rhymed.core.wire.addresses import is_removed
+    from rhymed.core.wire.sockets import Client
+    from rhymed.show.top.screen import picture
+    from rhymed.show.top.state import Shown
+
+    client, console = Client(where.address, peer="broker", keys=where.keys), Terminal()
+    shown, progress = Shown(), Progress()
+
+    async def answered(queues: Queues) -> None:
+        times = None
         if where.folder is not None:
-            ui.history.add_steps(_past(where.folder))
-        ui.history.add(first)
-        app = Top(client, ui, every_s, folder=where.folder)
-        for number in (signal.SIGTERM, signal.SIGHUP):  # restores the terminal
-            asyncio.get_running_loop().add_signal_handler(number, app.exit)
-        await app.run_async()
-        return app.return_code or 0
+            await asyncio.to_thread(progress.read, where.folder)
+            times = progress.times(queues.steps, time.time())
+        shown.answered(queues, time.monotonic(), times)
+
+    async def look() -> None:
+        try:
+            queues = None if is_removed(client.address) else await ask(client)
+        except WireError:
+            queues = None
+        if queues is None:
+            shown.unanswered(time.monotonic(), ended=is_removed(client.address))
+        else:
+            await answered(queues)
+
+    try:
+        if where.folder is not None:
+            shown.history.add_steps(read_metrics(layout_of_folder(where.folder)))
+        await answered(await ask_or_explain(client))
+        with Live(console=console, screen=True, auto_refresh=False) as screen, _ended_by_user() as over:
+            while not over.is_set():
+                screen.update(Group(*picture(shown, console.width, console.height, time.monotonic())), refresh=True)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), every_s)
+                await look()
     finally:
         client.close()
 
 
-def _past(folder: Path) -> list[dict[str, Any]]:
-    """The earlier steps of the run, if its folder is on this machine."""
-    from rhymed.core.run.folder import layout_of_folder, read_metrics
+@contextlib.contextmanager
+def _ended_by_user() -> Iterator[asyncio.Event]:
+    """Set at `q`, Ctrl-C, or a signal. Keys are read without an Enter meanwhile."""
+    import asyncio
+    import termios
+    import tty
 
-    return read_metrics(layout_of_folder(folder))
+    loop, over, keys = asyncio.get_running_loop(), asyncio.Event(), sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, over.set)
+    loop.add_reader(keys, lambda: over.set() if b"q" in os.read(keys, 64) else None)
+    tty.setcbreak(keys)
+    try:
+        yield over
+    finally:
+        loop.remove_reader(keys)
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)

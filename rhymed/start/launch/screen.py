@@ -1,6 +1,6 @@
 """What `rhymed run` shows: a live screen on a terminal, otherwise one line per step.
 
-Owns the terminal and what was printed already. The live screen is `rhymed.show.top.screen.glance`, the plain lines
+Owns the terminal and what was printed already. The live screen is `rhymed.show.top.screen.picture`, the plain lines
 are here. A new snapshot replaces the last one.
 """
 
@@ -26,8 +26,8 @@ from rhymed.core.run.timeline import Progress, Times
 from rhymed.core.text import STEP_COLUMNS, age, clock, evaluation_lines
 from rhymed.show.dashboard import listen
 from rhymed.show.dashboard.auth import TOKEN_FILE
-from rhymed.show.top.screen import glance
-from rhymed.show.top.state import Absent, Connection, UiState
+from rhymed.show.top.screen import picture
+from rhymed.show.top.state import Absent, Connection, Shown
 
 STARTING_S = 30.0  # between plain lines while a process is starting
 SILENT_S = 5.0  # of a broker that has answered before
@@ -46,7 +46,7 @@ class Screen:
         self._live = None if plain else Live(console=self._console, refresh_per_second=4, transient=True)
         self._events: deque[str] = deque(maxlen=4)
         self._started = time.monotonic()
-        self._ui = UiState(connection=Connection("waiting", self._started))
+        self._shown = Shown(connection=Connection("waiting", self._started))
         self._shown_step = 0
         self._shown_val = -1.0
         self._checkpoint = config.run.name if config.trainer.steps == 0 else ""  # that is evaluated
@@ -96,20 +96,18 @@ class Screen:
             self._trouble([f"the broker has not answered for {waited_s:.0f} s"])
         absent = self._starting.update(queues, now)
         if self._live:
-            self._live.update(Group(*self._glance(queues, absent, now)))
+            self._live.update(Group(*self._picture(queues, absent, now)))
         elif queues is not None and not self._steps_seen:
             self._show_phases(queues, absent)
 
-    def _glance(self, queues: Queues | None, absent: list[Absent], now: float) -> list[Text]:
-        ui = self._ui
-        ui.absent, ui.notices = absent, list(self._events)
+    def _picture(self, queues: Queues | None, absent: list[Absent], now: float) -> list[Text]:
+        shown = self._shown
+        shown.absent, shown.notices = absent, list(self._events)
         if queues is not None:
-            ui.queues, ui.times = queues, Times(self._elapsed(), self._times(queues).eta_s)
-            ui.history.add(queues)
-            ui.connection = Connection("finished" if queues.finished else "live", now)
-        elif ui.connection.state == "live":
-            ui.connection = Connection("silent", ui.connection.since)
-        return glance(ui, self._console.width, self._console.height - 1, now)
+            shown.answered(queues, now, Times(self._elapsed(), self._times(queues).eta_s))
+        else:
+            shown.unanswered(now)
+        return picture(shown, self._console.width, self._console.height - 1, now)
 
     def closing(self, finished: bool, why: str = "") -> None:
         """The run is over; its processes are being stopped, which may take half a minute."""

@@ -140,7 +140,7 @@ def test_which_floats_may_be_anything() -> None:
     rewards |= {"SampleInfo-earned", "Answer-reward", "Samples-parts.0.value", "Score-metrics.value"}
     rewards |= {"SampleInfo-turn_rewards.0", "Score-token_rewards.0.1", "Samples-token_rewards.0.0.1"}
     metrics = {"Heartbeat-stats.value", "WorkerRow-stats.value", "TrainStep-metrics.value", "Trained-metrics.value"}
-    shown = {"JournalEntry-reward", "Member-reward"} | {f"Queues-{name}.value" for name in QUEUES}
+    shown = {"JournalEntry-reward"} | {f"Queues-{name}.value" for name in QUEUES}
     assert free == rewards | metrics | shown
 
 

@@ -17,7 +17,7 @@ from tests.hostile.protocol.peers import ACTORS, CAST, Peer, content
 
 MEMBER = {messages.Join, messages.Heartbeat, messages.Leave}
 READS = {messages.GetPrompts, messages.GetSamples}
-ALL = {messages.GetQueues, messages.GetGroup, messages.GetStoreStats}
+ALL = {messages.GetQueues, messages.GetStoreStats}
 MAY: dict[str, set[Any]] = {
     "rollout": ALL
     | MEMBER
@@ -176,8 +176,7 @@ KINDS: tuple[Callable[[Around], Foul], ...] = (
     _broker(lambda a: messages.Trained(worker=a.name, step=a.version, metrics={}, life="foul")),
     _broker(lambda a: messages.Checkpointed(worker=a.name, step=a.version, newest=a.version, life="foul")),
     _broker(lambda a: messages.Leave(worker=a.name)),
-    _broker(lambda a: messages.GetGroup(step=a.ids[0].step, prompt=a.ids[0].prompt)),
-    _broker(lambda a: messages.GetQueues(brief=a.how % 2 == 0, worker=a.name)),
+    _broker(lambda a: messages.GetQueues(brief=a.how % 2 == 0)),
     _broker(lambda a: messages.Pause(paused=a.how % 2 == 0)),
     _broker(lambda a: messages.Drain(worker=a.name, drained=a.how % 2 == 0)),
     _parts,

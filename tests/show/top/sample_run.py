@@ -11,18 +11,15 @@ from msgspec import structs
 from rhymed.core.messages import (
     EVAL,
     GpuUsage,
-    Group,
     GroupRow,
     Holding,
-    Member,
-    Moment,
     Queues,
     SampleId,
     StepRow,
     Usage,
     WorkerRow,
 )
-from rhymed.show.top.state import Connection, UiState
+from rhymed.show.top.state import Shown
 
 SCREENS = Path(__file__).parent / "screens"
 UPDATE = "RHYMED_UPDATE_SCREENS"
@@ -124,37 +121,18 @@ def snapshot(workers: int = 9, uptime_s: float = 182.0, **changes: object) -> Qu
     return Queues(**(queues | changes))
 
 
-def make_ui(queues: Queues | None = None, **changes: object) -> UiState:
+def shown(queues: Queues | None = None, **changes: object) -> Shown:
     """Twelve steps were trained before; twenty snapshots were seen."""
-    ui = UiState(connection=Connection("live", NOW, "ipc:///nowhere"), **changes)
+    made = Shown(**changes)
     rows = [
         {"step": step, "reward/mean": 0.3 + 0.03 * step, "response_length/mean": 400 + 30 * math.cos(step)}
         for step in range(12)
     ]
-    ui.history.add_steps(rows)
+    made.history.add_steps(rows)
     for second in range(20):
-        ui.history.add(snapshot(uptime_s=162.0 + second))
-    ui.queues = queues or snapshot()
-    ui.history.add(ui.queues)
-    return ui
-
-
-def group() -> Group:
-    story = [
-        Moment(ago_s=30, event="opened"),
-        Moment(ago_s=25, event="assigned", who="rollout-1"),
-        Moment(ago_s=12, event="generated", who="rollout-1"),
-        Moment(ago_s=2, event="scored", who="reward-0"),
-    ]
-    states = ("scored", "running", "waiting")
-    members = [
-        Member(
-            index=index, state=state, worker="rollout-2" if state == "running" else "", tokens=100 * (3 - index),
-            reward=0.5 if state == "scored" else None, story=story[: 4 - index],
-        )
-        for index, state in enumerate(states)
-    ]  # fmt: skip
-    return Group(step=12, prompt=f"{1:016x}", members=members, expected=250.0)
+        made.history.add(snapshot(uptime_s=162.0 + second))
+    made.answered(queues or snapshot(), NOW, None)
+    return made
 
 
 def same(name: str, lines: list[str]) -> None:
