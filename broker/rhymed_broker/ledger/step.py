@@ -8,10 +8,9 @@ not settled.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
 
-from rhymed.core.messages import Drawn, GroupRow, SampleId
+from rhymed.core.messages import Drawn, SampleId
 from rhymed_broker.ledger.meter import Occupancy, StepMeter
 from rhymed_broker.scheduler.policy import Deal
 from rhymed_broker.states import SETTLED, STATES, UNWRITTEN, Sample, State
@@ -104,30 +103,6 @@ class OpenStep:
 
     def group(self, prompt: str) -> list[Sample]:
         return [self.samples[SampleId(self.step, prompt, index)] for index in range(self._sizes[prompt])]
-
-    def row(self, prompt: str, begun: Sequence[Sample] = ()) -> GroupRow:
-        """A group's progress. `begun`: its running, turned and acting samples."""
-        unsettled = self._unsettled[prompt]
-        waiting = len(self.unassigned["waiting"].get(prompt, ()))
-        states = Counter(sample.state for sample in begun)
-        return GroupRow(
-            prompt=prompt,
-            waiting=waiting,
-            running=states["running"],
-            turned=states["turned"],
-            acting=states["acting"],
-            written=unsettled - waiting - len(begun),
-            settled=self._sizes[prompt] - unsettled,
-            longest=max((sample.tokens for sample in begun), default=0),
-        )
-
-    def prompts(self) -> Iterator[str]:
-        """Of all groups: first those with samples to score, then those with samples to generate, then the others."""
-        seen: set[str] = set()
-        for prompt in chain(self.unassigned["generated"], self.unassigned["waiting"], self._sizes):
-            if prompt not in seen:
-                seen.add(prompt)
-                yield prompt
 
     def rank(self, prompts: Iterable[str]) -> None:
         """Sets the order in which waiting groups are begun."""

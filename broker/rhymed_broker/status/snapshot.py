@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
 from typing import get_args
 
 import msgspec
@@ -25,10 +23,8 @@ from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.ledger.retries import TAKEN
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker
-from rhymed_broker.states import Sample, State
+from rhymed_broker.states import State
 from rhymed_store.client import StoreClient
-
-GROUPS = 96  # rows per step
 
 
 def queues(
@@ -44,7 +40,6 @@ def queues(
 ) -> messages.Queues:
     """`run`: its name. `steps`: of the whole run; None: the dataset is not read yet. `warnings`: further ones, or
     empty strings. `brief`: without the samples that workers hold."""
-    begun = _begun(ledger)
     depths, waiting = ledger.samples.depths(), ledger.samples.queues
     return messages.Queues(
         run=run,
@@ -56,9 +51,7 @@ def queues(
         queues={str(state): depth for state, depth in depths.items()},
         oldest_s={str(state): now - next(iter(queue)).since for state, queue in waiting.items() if queue},
         workers=[_worker(worker, now, brief=brief) for _, worker in sorted(ledger.workers.by_name.items())],
-        open_steps=[
-            _step(open_step, now, begun.get(step, {})) for step, open_step in ledger.samples.open_steps.items()
-        ],
+        open_steps=[_step(open_step, now) for open_step in ledger.samples.open_steps.values()],
         counts=dict(ledger.samples.counts),
         troubles=diagnostics(ledger, now, up_s=uptime_s, ready=steps is not None, others=warnings),
         paused=ledger.control.paused,
@@ -100,23 +93,7 @@ def _worker(worker: Worker, now: float, *, brief: bool) -> messages.WorkerRow:
     )
 
 
-def _begun(ledger: Ledger) -> dict[int, dict[str, list[Sample]]]:
-    """Step -> prompt -> its samples that are being written, or that their environment answers or has to."""
-    begun: dict[int, dict[str, list[Sample]]] = {}
-    queues = ledger.samples.queues
-    for sample in chain(queues["running"], queues["turned"], queues["acting"]):
-        begun.setdefault(sample.id.step, {}).setdefault(sample.id.prompt, []).append(sample)
-    return begun
-
-
-def _groups(open_step: OpenStep, begun: dict[str, list[Sample]]) -> list[messages.GroupRow]:
-    """The first `GROUPS`, begun ones first, the longest before the others. Costs O(begun samples)."""
-    first = heapq.nlargest(GROUPS, begun, key=lambda prompt: max(sample.tokens for sample in begun[prompt]))
-    others = (prompt for prompt in open_step.prompts() if prompt not in begun)
-    return [open_step.row(prompt, begun.get(prompt, ())) for prompt in islice(chain(first, others), GROUPS)]
-
-
-def _step(open_step: OpenStep, now: float, begun: dict[str, list[Sample]]) -> messages.StepRow:
+def _step(open_step: OpenStep, now: float) -> messages.StepRow:
     return messages.StepRow(
         step=open_step.step,
         states={str(state): count for state, count in open_step.counts.items() if count},
@@ -125,7 +102,6 @@ def _step(open_step: OpenStep, now: float, begun: dict[str, list[Sample]]) -> me
         filtered=len(open_step.filtered),
         refilled=open_step.refilled,
         open_s=now - open_step.meter.opened_at,
-        rows=_groups(open_step, begun),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rhymed.core.messages.base import Message, Part
 from rhymed.core.messages.broker import Usage
-from rhymed.core.messages.fields import Amount, Count, Line, Numbers, PromptId, Report, Step, Version, Word, Worded
+from rhymed.core.messages.fields import Amount, Count, Line, Numbers, Report, Step, Version, Word, Worded
 from rhymed.core.messages.samples import Holding, Role
 
 
@@ -35,19 +35,6 @@ class WorkerRow(Part, Worded, frozen=True, kw_only=True):
     usage: Usage | None = None  # as in its last heartbeat
 
 
-class GroupRow(Part, frozen=True, kw_only=True):
-    """Progress of one prompt's samples. All counts but `longest` sum to the group size."""
-
-    prompt: PromptId
-    waiting: Count
-    running: Count
-    written: Count  # generated, or being scored
-    settled: Count  # scored, filtered or dropped
-    turned: Count = 0  # with a turn, or not begun, for their environment to answer
-    acting: Count = 0  # being answered by their environment
-    longest: Count = 0  # tokens, among running, turned and acting samples
-
-
 class StepRow(Part, Worded, frozen=True, kw_only=True):
     step: Step
     states: dict[Word, Count]  # ledger state -> samples
@@ -56,7 +43,6 @@ class StepRow(Part, Worded, frozen=True, kw_only=True):
     filtered: Count = 0  # of these, dropped because they had no signal
     refilled: Count = 0  # of these, added in their places
     open_s: Amount
-    rows: list[GroupRow] = []  # some groups: running ones, longest first, then waiting, then complete ones
 
 
 class Queues(Message, Worded, frozen=True, kw_only=True, tag="queues"):

@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks.actors import Reward, Rollout, Trainer
 from rhymed.core import messages
 from rhymed.core.errors import SteeringError
-from rhymed.core.messages import EVAL, Heartbeat, SampleId
+from rhymed.core.messages import EVAL, SampleId
 from rhymed.core.wire.sockets import Client
 from rhymed.start.launch import session
 from rhymed.start.launch.screen import Screen
@@ -316,24 +316,3 @@ async def test_a_brief_answer_counts_samples_without_naming_them(cluster: Cluste
     assert isinstance(brief, messages.Queues)
     reported = {row.worker: (row.held, len(row.holding)) for row in brief.workers}
     assert reported == {"rollout-0": (4, 0), "rollout-1": (4, 0), "trainer": (0, 0)}
-    (step,) = brief.open_steps
-    assert sum(row.running for row in step.rows) == 8
-
-
-def test_of_very_many_groups_some_are_reported_and_those_in_work_first() -> None:
-    from rhymed_broker.status.snapshot import GROUPS, queues
-
-    story = Story(Ledger(policy=scheduler.POLICIES["fifo"]))
-    story.begin(SmallPlan(groups=500))
-    story.join("w", "rollout", slots=6)
-    held = list(story.ledger.workers.by_name["w"].held)
-    story.ledger.heartbeat(
-        Heartbeat(worker="w", version=0, holding=[messages.Holding(id=held[4], tokens=50)]), story.now
-    )
-    snapshot = queues(story.ledger, story.now, "run", steps=1, brief=True)
-    (step, *_) = snapshot.open_steps
-    assert (step.groups, len(step.rows)) == (500, GROUPS)
-    assert (step.rows[0].prompt, step.rows[0].longest) == (held[4].prompt, 50)
-    assert [row.running for row in step.rows[:4]] == [2, 2, 2, 0]
-    assert len({row.prompt for row in step.rows}) == GROUPS
-    assert all(row.waiting + row.running + row.written + row.settled == 2 for row in step.rows)

@@ -11,7 +11,6 @@ from msgspec import structs
 from rhymed.core.messages import (
     EVAL,
     GpuUsage,
-    GroupRow,
     Holding,
     Queues,
     SampleId,
@@ -54,14 +53,6 @@ def rollout(number: int, up_s: float = 182.0, **changes: object) -> WorkerRow:
     return WorkerRow(**(row | changes))
 
 
-def group_row(number: int) -> GroupRow:
-    running, written, waiting = number % 4, (number // 4) % 3, (number // 2) % 2
-    return GroupRow(
-        prompt=f"{(number * 0x9E3779B97F4A7C15) % 16**16:016x}", waiting=waiting, running=running, written=written,
-        settled=8 - running - written - waiting, longest=53 * running,
-    )  # fmt: skip
-
-
 def with_environments() -> Queues:
     """Samples with turns, of which some wait for their environment or are with it."""
     stats = {"environment/calls": 1200.0, "environment/call_errors": 3.0, "environment/answers": 800.0}
@@ -70,15 +61,9 @@ def with_environments() -> Queues:
         silent_s=0.1, holding=[], held=6, stats=stats,
     )  # fmt: skip
     usual = snapshot(workers=2)
-    rows = [
-        GroupRow(
-            prompt=f"{n:016x}", waiting=1, running=3 - n, written=0, settled=2, turned=1, acting=1 + n, longest=90
-        )
-        for n in range(4)
-    ]
     step = StepRow(
         step=12, states={"waiting": 4, "running": 6, "turned": 4, "acting": 10, "scored": 8},
-        groups_ready=0, groups=4, open_s=2.0, rows=rows,
+        groups_ready=0, groups=4, open_s=2.0,
     )  # fmt: skip
     return structs.replace(
         usual, queues=usual.queues | {"turned": 4, "acting": 10}, oldest_s={"turned": 0.4, "acting": 1.5},
@@ -107,7 +92,7 @@ def snapshot(workers: int = 9, uptime_s: float = 182.0, **changes: object) -> Qu
         "open_steps": [
             StepRow(
                 step=12, states={"waiting": 12, "running": 64, "generated": 3, "scoring": 8, "scored": 41},
-                groups_ready=5, groups=16, open_s=12.2, rows=[group_row(number) for number in range(16)],
+                groups_ready=5, groups=16, open_s=12.2,
             ),
             StepRow(step=13, states={"waiting": 100, "running": 28}, groups_ready=0, groups=16, open_s=3.0),
             StepRow(step=EVAL + 12, states={"running": 4}, groups_ready=0, groups=2, open_s=1.0),
