@@ -156,20 +156,6 @@ class Connections:
         finally:
             connection.place.is_busy = False
 
-    @contextlib.contextmanager
-    def when_lost(self, transport: Transport | None, call: Callable[[], None]) -> Iterator[None]:
-        """Calls it if the connection is lost in the meantime."""
-        connection = self._open.get(transport) if transport is not None else None
-        if connection is None:
-            call()
-            yield
-            return
-        connection.on_lost = call
-        try:
-            yield
-        finally:
-            connection.on_lost = None
-
     def close(self) -> None:
         for connection in list(self._open.values()):
             connection.abort()
@@ -184,7 +170,6 @@ CONNECTIONS = web.AppKey("connections", Connections)
 
 class Connection(asyncio.Protocol):
     place: Place
-    on_lost: Callable[[], None] | None = None
 
     def __init__(self, all: Connections, make: Make) -> None:
         self._all, self._make = all, make
@@ -202,8 +187,6 @@ class Connection(asyncio.Protocol):
         self._all.remove(self._transport, self.place)
         if self._handler is not None:
             self._handler.connection_lost(error)
-        if self.on_lost is not None:
-            self.on_lost()
 
     def data_received(self, data: bytes) -> None:
         if self._handler is None:

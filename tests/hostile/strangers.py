@@ -28,7 +28,7 @@ from rhymed.show.dashboard import listen
 from rhymed.show.dashboard.auth import TOKEN_VARIABLE
 from tests.stress import command
 
-SILENT, STREAMS, MALFORMED = 10_000, 500, 64
+SILENT, POLLS, MALFORMED = 10_000, 500, 64
 SECONDS, QUICK_SECONDS = 20.0, 2.0
 PAUSE_S = 1.0  # of a stranger before its next connection
 ASK_S = 0.1  # between two questions of the owner
@@ -41,7 +41,7 @@ HEAD = "HTTP/1.1\r\nHost: localhost\r\n"
 ATTACKS = {
     "silent": (SILENT, "", PAUSE_S),
     "half_requests": (SILENT, f"GET /api/run {HEAD}X: ", PAUSE_S),
-    "streams": (STREAMS, f"GET /events {HEAD}\r\n", PAUSE_S),
+    "polls": (POLLS, f"GET /api/news {HEAD}\r\n", PAUSE_S),
     "malformed": (MALFORMED, "GET /\x1b[31m HTTP/x\r\n\r\n", 0.0),
 }
 """Name -> connections, what each sends, seconds until the next one."""

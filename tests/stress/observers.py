@@ -1,7 +1,7 @@
 """`python -m tests.stress.observers`: what watching costs a run, with many emulated workers at a real broker.
 
 Turns without observers, with dashboard pages and with `rhymed top` alternate on the same run, so that changes of the
-machine's speed affect all of them. A page does what a browser does: it listens to the events and fetches its lists
+machine's speed affect all of them. A page does what a browser does: it asks for news every second and for its lists
 every 2 s. The server is the one that the broker starts. `top` is the real command in a pseudo-terminal. Measured are
 the lag of the broker's event loop, its CPU time, scored samples per second, and the CPU time of `top`.
 """
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import NamedTuple
@@ -38,7 +38,7 @@ from rhymed_store.client import StoreClient
 from tests.stress import command
 from tests.stress.terminal import watching
 
-ASKED = ("queues", "lengths", "prompts?sort=reward", "run", "store")
+ASKED = ("lengths", "prompts?sort=reward", "run", "store")
 EVERY_S = 2.0
 SETTLE_S = 2.0
 
@@ -145,7 +145,8 @@ async def _pages(where: RunLayout, count: int, read: list[int]) -> AsyncIterator
     address = listen.read(where.folder)
     assert address is not None, "the broker's dashboard has started"
     async with aiohttp.ClientSession(address.url) as session:
-        work = [one(session, read) for one in (_listen, _poll) for _ in range(count)]
+        asked = ((("news?serial=1",), 1.0), (ASKED, EVERY_S))
+        work = [_ask(session, read, *one) for one in asked for _ in range(count)]
         tasks = [asyncio.ensure_future(one) for one in work]
         try:
             yield
@@ -158,19 +159,13 @@ async def _pages(where: RunLayout, count: int, read: list[int]) -> AsyncIterator
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _listen(session: aiohttp.ClientSession, read: list[int]) -> None:
-    async with session.get("events", timeout=aiohttp.ClientTimeout(total=None)) as answer:
-        async for part in answer.content.iter_any():
-            read[0] += len(part)
-
-
-async def _poll(session: aiohttp.ClientSession, read: list[int]) -> None:
+async def _ask(session: aiohttp.ClientSession, read: list[int], names: Sequence[str], every_s: float) -> None:
     while True:
-        for name in ASKED:
+        for name in names:
             async with session.get(f"api/{name}") as answer:
                 answer.raise_for_status()
                 read[0] += len(await answer.read())
-        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(every_s)
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 It writes lines to standard output: its address, `!` and the reason why there is no dashboard, or `?` to request a
 snapshot, which arrives on standard input (`snapshots.SnapshotPipe`). It ends with the broker: on SIGTERM, when the
-run is over, it sends its pages `end`; when the broker dies, it sends nothing, because the broker may restart.
+run is over, its pages get the time to hear that; when the broker dies, they do not, because it may restart.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 POLL_S = 0.25  # whether the broker is alive
+LAST_S = 1.5  # pages ask once per second
 NICENESS = 5  # the run goes first
 
 
@@ -41,8 +42,8 @@ async def work(folder: Path, address: str) -> None:
                 await asyncio.wait_for(stop.wait(), POLL_S)
             with contextlib.suppress(OSError):  # the folder is gone, or the disk is full
                 await asyncio.to_thread(listen.keep, folder, bound)
-        if stop.is_set():
-            live.end()
+        if stop.is_set() and live.end():
+            await asyncio.sleep(LAST_S)
 
 
 def _duplicate(stream: IO[str], mode: str) -> IO[bytes]:

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from string import Template
@@ -22,12 +23,11 @@ from aiohttp import web
 from rhymed.core.errors import ConfigError, MalformedMessage, Overloaded, RhymedError, UnknownSample
 from rhymed.core.http import CONNECTIONS
 from rhymed.core.messages import Queues
-from rhymed.core.tasks import watched
+from rhymed.core.messages.fields import MOST
 from rhymed.show.dashboard.auth import HEADERS, OPEN_TO_ALL, AccessControl, AccessDenied, SetCookie
 from rhymed.show.dashboard.data.source import Source, encode
 from rhymed.show.dashboard.data.thread import SourceThread
 from rhymed.show.dashboard.snapshots import LiveRun
-from rhymed.show.dashboard.stream import ClientStream, Feed, integer, number, whole
 
 COMPRESS_BYTES = 16 << 10  # answers from this size on are compressed if the client accepts it
 Work = Callable[[Source, web.Request], Any]
@@ -40,25 +40,22 @@ class App:
 
     def __init__(self, thread: SourceThread, live: LiveRun, access: AccessControl) -> None:
         self._thread, self._live = thread, live
-        self._feed = Feed(thread, live)
         self.application = web.Application(middlewares=[edge(access)])
-        self.application.cleanup_ctx.append(self._watching)
-        self.application.on_shutdown.append(self._close_feed)
         self.handlers: dict[str, Handler] = {}  # by path
         get = self._get
         get("/", _index)
         get("/static/{path:.+}", _file)
         get("/health", _health)
         get("/metrics", self._metrics)
-        get("/events", self._events, allow_head=False)
+        get("/api/news", self._news)
         for path, work in ANSWERS.items():
             get(f"/api/{path}", partial(self._answered, work))
         for path, living in LIVING.items():
             get(f"/api/{path}", partial(self._answered_living, living))
 
-    def _get(self, path: str, handler: Handler, *, allow_head: bool = True) -> None:
+    def _get(self, path: str, handler: Handler) -> None:
         self.handlers[path] = handler
-        self.application.router.add_get(path, handler, allow_head=allow_head)
+        self.application.router.add_get(path, handler)
 
     async def _answered(self, work: Work, request: web.Request) -> web.Response:
         return await self._answer(request, lambda source: work(source, request))
@@ -91,25 +88,11 @@ class App:
         body = await self._thread.run(prometheus.exposition, queues)
         return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE})
 
-    async def _events(self, request: web.Request) -> web.StreamResponse:
-        with self._feed.hub.client() as client, when_lost(request, client.close):
-            begin = request.query.get("after"), request.query.get("since"), request.headers.get("Last-Event-ID")
-            stream = await self._thread.run(ClientStream.begin, self._thread.source, *begin)
-            response = web.StreamResponse(headers={**HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-            response.content_type = "text/event-stream"
-            await response.prepare(request)
-            await self._feed.serve(client, stream, response.write)
-        return response
-
-    async def _close_feed(self, application: web.Application) -> None:
-        self._feed.close()
-
-    async def _watching(self, application: web.Application) -> AsyncIterator[None]:
-        task = watched(self._feed.watch())
-        yield
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    async def _news(self, request: web.Request) -> web.Response:
+        serial, since = integer(request.query, "serial", 0, 0), number(request.query, "since", 0.0)
+        queues = await self._live.queues()
+        over = queues.finished if queues else self._live.is_over
+        return await self._answer(request, lambda source: {"over": over, **source.news(queues, serial, since)})
 
 
 def _prompts(source: Source, request: web.Request) -> Any:
@@ -132,10 +115,8 @@ def _sample(source: Source, request: web.Request) -> Any:
     return source.sample(step, match["prompt"], index, by_token=integer(request.query, "tokens", 0) != 0)
 
 
-LIVING: dict[str, Living] = {"run": Source.run, "queues": Source.queues, "store": Source.store}
+LIVING: dict[str, Living] = {"run": Source.run, "store": Source.store}
 ANSWERS: dict[str, Work] = {
-    "steps": lambda source, request: source.steps(integer(request.query, "after", -1)),
-    "timeline": lambda source, request: source.timeline(number(request.query.get("since"), "since", 0.0)),
     "lengths": lambda source, _: source.lengths(),
     "rewards": lambda source, _: source.rewards(),
     "prompts": _prompts,
@@ -159,6 +140,38 @@ async def _file(request: web.Request) -> web.StreamResponse:
 
 async def _health(request: web.Request) -> web.Response:
     return web.Response(text="ok")
+
+
+# Numbers in requests. All functions raise `MalformedMessage`, which names the parameter.
+
+
+def whole(text: str, name: str) -> int:
+    try:
+        value = int(text) if len(text) < 20 else None
+    except ValueError:
+        value = None
+    if value is None:
+        raise MalformedMessage(f"{name}={text[:40]}: a whole number is expected")
+    return value
+
+
+def integer(query: Mapping[str, str], name: str, default: int, least: int = -MOST) -> int:
+    text = query.get(name)
+    value = default if text is None else whole(text, name)
+    if not least <= value <= MOST:
+        raise MalformedMessage(f"{name}={value}: {least} to {MOST} is expected")
+    return value
+
+
+def number(query: Mapping[str, str], name: str, default: float) -> float:
+    text = query.get(name)
+    try:
+        value = default if text is None else float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or abs(value) > 1e15:
+        raise MalformedMessage(f"{name}={str(text)[:40]}: a number is expected")
+    return value
 
 
 # The page's own files. Only the listed types are served, and nothing outside the folder or hidden in it.
@@ -253,12 +266,6 @@ def _answering(request: web.Request) -> contextlib.AbstractContextManager[None]:
     if connections is None:  # the application is served in another way
         return contextlib.nullcontext()
     return connections.answering(request.transport, proven=request.path not in OPEN_TO_ALL)
-
-
-def when_lost(request: web.Request, call: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-    """Calls it if the client leaves while it is served."""
-    connections = request.app.get(CONNECTIONS)
-    return connections.when_lost(request.transport, call) if connections is not None else contextlib.nullcontext()
 
 
 def error(status: int, text: str) -> web.Response:

@@ -71,8 +71,8 @@ def gather(folder: Path, *, ended: bool = False) -> dict[str, Any]:
     source, line, problems = Source(folder), timeline.read(folder), list[str]()
     try:
         run = {**source.run(None), "state": state_of(folder, line, ended=ended), "missing": ""}
-        steps = source.steps()
-        steps["steps"] = _thinned(steps["steps"], problems)
+        news = source.news(None, serial=-1, most=MOST_SPANS)
+        news["steps"]["steps"] = _thinned(news["steps"]["steps"], problems)
         if not source.config:
             problems.append("There is no config.json that can be read.")
         problems += _without_numbers(folder, run["state"], line, set(source.rows.counted))
@@ -81,9 +81,7 @@ def gather(folder: Path, *, ended: bool = False) -> dict[str, Any]:
         store = source.store(None)
         answers = {
             "api/run": run,
-            "api/queues": None,
-            "api/steps": steps,
-            "api/timeline": source.timeline(most=MOST_SPANS),
+            "api/news": {"over": True, **news},
             "api/lengths": _part(source.lengths, none),
             "api/rewards": _part(source.rewards, none),
             "api/store": store,

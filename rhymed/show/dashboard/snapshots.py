@@ -64,11 +64,12 @@ class LiveRun:
         silent = time.monotonic() > self._answered_at + OVER_S
         return self._ended or not self.was_alive or self._is_gone() or silent
 
-    def end(self) -> None:
-        """The run is over and does not continue."""
+    def end(self) -> bool:
+        """The run is over and does not continue. Returns whether somebody has asked for a snapshot lately."""
         self._ended = True
         if self._request is not None:
             self._request.cancel()  # its callers continue without an answer
+        return time.monotonic() < self._asked_at + 3 * FRESH_S
 
     async def _fetch(self) -> Queues | None:
         try:

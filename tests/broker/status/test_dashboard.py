@@ -66,7 +66,7 @@ def test_it_comes_with_the_broker_and_comes_back(config: Config, monkeypatch: py
             first = listen.read(folder)
             assert first is not None
             assert first.port != taken
-            assert get(folder, "api/queues")["run"] == "test"
+            assert get(folder, "api/news")["queues"]["run"] == "test"
             (page,) = psutil.Process(broker.pid).children()
             page.kill()
             until(lambda: psutil.Process(broker.pid).children() not in ([], [page]) and lives(folder))

@@ -63,7 +63,6 @@ Open = Callable[..., Any]
 def serve(monkeypatch: pytest.MonkeyPatch) -> Open:
     """`async with serve(folder) as ask:`, then `await ask("/api/run")` returns the status and the answer."""
 
-    monkeypatch.setattr("rhymed.show.dashboard.stream.POLL_S", 0.05)
     monkeypatch.setattr("rhymed.show.dashboard.snapshots.FRESH_S", 0.04)
 
     @contextlib.asynccontextmanager

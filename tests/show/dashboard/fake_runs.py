@@ -7,8 +7,6 @@ that try to be markup.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
 import random
 
@@ -30,6 +28,7 @@ class FakeRun:
 
     asked = 3
     missing = ""
+    ended = "finished"
 
     def __init__(self, name, steps=20, prompts=24, live=True, text=None, refuses=None, turns=False):
         self.name, self.live, self.text, self.prompts, self.turns = name, live, text, prompts, turns
@@ -37,7 +36,7 @@ class FakeRun:
         self.spans, self.events = timeline(steps)
         self.refuses = {**(refuses or {}), "prompts/ffff": "there is no prompt ffff"}
         self.down = False
-        self.listeners = set()
+        self.changed = {}  # fields of its snapshot
 
     @property
     def step(self):
@@ -46,7 +45,7 @@ class FakeRun:
     def run(self, query):
         return {
             "name": self.name, "folder": f"/runs/{self.name}", "live": self.live,
-            "state": "running" if self.live else "finished", "step": self.step, "steps": 40, "version": self.step,
+            "state": "running" if self.live else self.ended, "step": self.step, "steps": 40, "version": self.step,
             "epochs": 5, "elapsed_s": 400.0, "eta_s": None,
             "group_size": GROUP, "prompts_per_step": 8, "started": START,
             "config": {
@@ -57,7 +56,14 @@ class FakeRun:
             "missing": self.missing,
         }  # fmt: skip
 
-    def queues(self, query=None):
+    def news(self, query):
+        serial, since = int(query["serial"]), float(query["since"])
+        return {
+            "over": not self.live, "queues": self.queues(), "timeline": self.timeline(since),
+            "steps": self.steps(serial) if serial < self.step else None,
+        }  # fmt: skip
+
+    def queues(self):
         if not self.live:
             return None
         workers = [] if not self.rows else [worker_row(name, self.step) for name in ("rollout-0", "reward-0")]
@@ -67,7 +73,7 @@ class FakeRun:
             "oldest_s": {"waiting": 2.0, "running": 12.5}, "workers": workers,
             "open_steps": [open_step(self.step + 1, waiting=8), open_step(self.step, running=8, scored=5, dropped=3)],
             "elapsed_s": 400.0, "eta_s": 403.0,
-            "metrics": {}, "val": {}, "lag_ms": 1.2, "troubles": [], "paused": False,
+            "metrics": {}, "val": {}, "lag_ms": 1.2, "troubles": [], "paused": False, **self.changed,
         }  # fmt: skip
 
     advice = ()
@@ -109,22 +115,21 @@ class FakeRun:
         place = {"next": following, "before": end, "prompts": self.prompts}
         return {"found": rows, "searched": 96, **place, "missing": ""}
 
-    def steps(self, query=None, after=-1):
-        after = int((query or {}).get("after", after))
+    def steps(self, serial):
         evaluations = [
             {"step": step, "time": START + step * STEP_S, "val/test/acc/mean@4": 0.3 + step / 60, "timing_s/val": 3.0}
             for step in range(0, self.step + 1, 5)
             if step
         ]
         return {
-            "steps": [row for row in self.rows if row["step"] > after],
+            "serial": self.step,
+            "steps": self.rows[serial:],
             "evaluations": evaluations,
             "advice": list(self.advice),
             "epochs": [epoch_row(epoch, self.rows) for epoch in range(math.ceil(self.step / PER_EPOCH))],
         }
 
-    def timeline(self, query):
-        since = float(query.get("since", 0))
+    def timeline(self, since):
         return {
             "spans": [span for span in self.spans if span["t"] > since],
             "events": [event for event in self.events if event["t"] > since],
@@ -235,11 +240,6 @@ class FakeRun:
             "missing": "",
         }  # fmt: skip
 
-    def send(self, loop, name, data):
-        """An event for every page that listens."""
-        text = f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
-        loop.loop.call_soon_threadsafe(lambda: [queue.put_nowait(text) for queue in self.listeners])
-
 
 SHAPE = [(12, False), (9, True), (3, False), (14, True), (4, False)]
 
@@ -265,8 +265,6 @@ class Server:
         self.port = site._server.sockets[0].getsockname()[1]
 
     def close(self):
-        for run in self.runs.values():
-            self.loop.loop.call_soon_threadsafe(lambda run=run: [queue.put_nowait(None) for queue in run.listeners])
         self.loop.run(self._runner.cleanup())
 
     async def _serve(self, request):
@@ -274,8 +272,6 @@ class Server:
         if run.down:
             request.transport.abort()
             return web.Response()
-        if path == "events":
-            return await self._events(request, run)
         if path == "":
             return web.Response(text=page().text, content_type="text/html", headers=HEADERS)
         if path.startswith("static/"):
@@ -284,20 +280,6 @@ class Server:
         if refusal := run.refuses.get(path.removeprefix("api/")):
             return web.json_response({"error": refusal}, status=404, headers=HEADERS)
         return web.json_response(answer(run, path.split("/")[1:], request.query), headers=HEADERS)
-
-    async def _events(self, request, run):
-        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        queue = asyncio.Queue()
-        run.listeners.add(queue)
-        try:
-            while text := await queue.get():
-                await response.write(text)
-        finally:
-            run.listeners.discard(queue)
-        if request.transport:
-            request.transport.abort()
-        return response
 
 
 def answer(run, path, query):

@@ -49,7 +49,7 @@ def test_names_of_others(host: str) -> None:
 
 async def test_a_page_that_makes_its_name_point_here_gets_nothing(run: Path, serve: Any) -> None:
     async with serve(run) as ask:
-        for path in ("/", "/api/run", "/events", "/static/views/main.js", "/health", "/nothing"):
+        for path in ("/", "/api/run", "/api/news", "/static/views/main.js", "/health", "/nothing"):
             status, answer = await ask(path, headers={"Host": "evil.example"})
             assert status == 403
             assert "127.0.0.1" in answer["error"]
@@ -58,7 +58,7 @@ async def test_a_page_that_makes_its_name_point_here_gets_nothing(run: Path, ser
 async def test_a_page_of_another_site_gets_nothing(run: Path, serve: Any) -> None:
     async with serve(run) as ask:
         headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
-        assert (await ask("/events", headers=headers))[0] == 403
+        assert (await ask("/api/news", headers=headers))[0] == 403
         assert (await ask("/api/run", headers=headers | {"Sec-Fetch-Site": "same-site"}))[0] == 403
         assert (await ask("/", headers=headers | {"Sec-Fetch-Mode": "navigate"}))[0] == 200  # a link may lead here
         assert (await ask("/api/run", headers={"Sec-Fetch-Site": "same-origin"}))[0] == 200
@@ -70,7 +70,7 @@ async def test_open_to_the_network_only_with_the_token(run: Path, serve: Any) ->
         for path in (
             "/",
             "/api/run",
-            "/events",
+            "/api/news",
             "/metrics",
             "/static/views/main.js",
             "/nothing",

@@ -18,7 +18,6 @@ from rhymed.core import http
 from rhymed.core.http import NAME, Connections, Places, network_of, quiet_log
 from rhymed.core.wire.addresses import HttpAddress
 from rhymed.core.wire.limits import LogThrottle
-from rhymed.show.dashboard import stream
 from rhymed.show.dashboard.auth import TOKEN_VARIABLE
 from rhymed.show.dashboard.server import published
 
@@ -147,18 +146,6 @@ async def large(request: web.Request) -> web.StreamResponse:
     return web.Response(body=BODY)
 
 
-async def large_event(request: web.Request) -> web.StreamResponse:
-    client, response = stream.Client(), web.StreamResponse()
-    await response.prepare(request)
-
-    async def make(name: str) -> bytes:
-        client.close()
-        return BODY
-
-    await stream.serve(client, make, response.write, ("steps",))
-    return response
-
-
 @contextlib.asynccontextmanager
 async def asked(handler: Any) -> AsyncIterator[socket.socket]:
     """A connection with a small buffer that has asked for what `handler` answers."""
@@ -174,10 +161,9 @@ async def asked(handler: Any) -> AsyncIterator[socket.socket]:
             yield slow
 
 
-@pytest.mark.parametrize("handler", [large, large_event])
-async def test_a_slow_client_gets_a_large_answer(monkeypatch: pytest.MonkeyPatch, handler: Any) -> None:
+async def test_a_slow_client_gets_a_large_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "UNREAD_S", 0.7)
-    async with asked(handler) as slow:
+    async with asked(large) as slow:
         taken = 0
         while part := await asyncio.get_running_loop().sock_recv(slow, 1 << 16):
             taken += len(part)
@@ -185,23 +171,9 @@ async def test_a_slow_client_gets_a_large_answer(monkeypatch: pytest.MonkeyPatch
     assert taken > len(BODY)
 
 
-async def test_who_takes_nothing_of_an_event_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "UNREAD_S", 0.2)
-    over = asyncio.Event()
-
-    async def noted(request: web.Request) -> web.StreamResponse:
-        try:
-            return await large_event(request)
-        finally:
-            over.set()
-
-    async with asked(noted):
-        await over.wait()
-
-
 async def test_who_was_refused_keeps_no_connection(run: Path, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    request = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    request = b"GET /api/news HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with serve(run, address=EVERYWHERE) as ask, crowd(ask.port, 3, request) as readers:
         await asyncio.gather(*(closed(reader) for reader in readers))
 

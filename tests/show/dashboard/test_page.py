@@ -270,17 +270,16 @@ def test_every_queue_is_shown_as_long_as_the_run_lives(show, server):
     widths = "[...document.querySelectorAll('.open-steps li:first-child i')].map(e => e.style.width).join()"
     assert page.read(widths) == "50%,31.25%,18.75%"
     many = [open_step(20 + step, waiting=4) for step in range(9)]
-    run.send(server.loop, "queues", run.queues() | {"open_steps": many})
+    run.changed = {"open_steps": many}
     page.wait(f"{steps}.at(-1)", "and 3 more steps")
     workers = [*run.queues()["workers"], worker_row("environment-0", -1)]
-    acting = run.queues() | {"workers": workers, "open_steps": [open_step(20, acting=4, turned=12)]}
-    run.send(server.loop, "queues", acting | {"queues": {"acting": 4, "turned": 12}, "oldest_s": {"acting": 5.0}})
+    acting = {"workers": workers, "open_steps": [open_step(20, acting=4, turned=12)]}
+    run.changed = acting | {"queues": {"acting": 4, "turned": 12}, "oldest_s": {"acting": 5.0}}
     page.wait("document.querySelectorAll('.queues li').length", 8)
     assert page.text("[data-queue=acting]") == f" acting4{PURPOSE['acting']}oldest 5 s"
     assert page.text("[data-queue=turned]") == f" turned12{PURPOSE['turned']}"
     assert page.read(steps) == ["step 211 of 4 groups ready, open for 42 s: 12 turned, 4 acting"]
     run.live = False
-    run.send(server.loop, "end", run.run(None))
     page.wait("document.getElementById('connection').textContent", "run ended")
     page.wait("document.querySelector('.now').hidden")
 
@@ -303,7 +302,6 @@ def test_advice_is_shown_as_long_as_the_run_needs_it(show, server):
     assert page.read("document.querySelector('.advice').offsetParent != null")
     run.advice = []
     run.rows.append(step_row(20))
-    run.send(server.loop, "steps", run.steps(after=19))
     page.wait("document.querySelector('.advice').hidden")
 
 
@@ -604,29 +602,27 @@ def test_a_very_long_response_comes_in_parts(show):
     assert text.startswith(shown)
 
 
-def test_events_change_what_is_shown(show, server):
+def test_what_is_new_is_shown(show, server):
     run = FakeRun("events")
     page = show(run)
     page.wait(fact(page, "step"), "20 / 40")
     run.rows.append(step_row(20) | {"reward/mean": 0.875})
-    run.send(server.loop, "steps", run.steps(after=19))
-    run.send(server.loop, "queues", run.queues() | {"troubles": ["no reward worker"]})
+    run.changed = {"troubles": ["no reward worker"]}
     page.wait(fact(page, "step"), "21 / 40")
     page.wait(fact(page, "reward"), "0.875")
     page.wait("document.getElementById('notice').textContent", "no reward worker")
     page.wait("document.querySelector('[data-chart=Reward]').getAttribute('aria-label').includes('step: last 0.875')")
     tab(page, "metrics")
     run.rows.append(step_row(21) | {"reward/mean": 0.75})
-    run.send(server.loop, "steps", run.steps(after=20))
     page.wait(fact(page, "step"), "21 / 40")
     page.wait(fact(page, "reward"), "0.75")
     tab(page, "overview")
     page.wait("document.querySelector('[data-chart=Reward]').getAttribute('aria-label').includes('step: last 0.75')")
-    run.send(server.loop, "queues", run.queues() | {"paused": True})
+    run.changed = {"paused": True}
     page.wait("document.getElementById('state').textContent", "paused")
     end = run.spans[-1]["t"]
     row = run.spans[-1] | {"t": end + 5, "worker": "rollout-9", "role": "rollout", "in": {"verify": 1.0}}
-    run.send(server.loop, "timeline", {"spans": [row], "events": []})
+    run.spans.append(row)
     tab(page, "workers")
     page.wait("document.querySelector('[data-worker=rollout-9]') != null")
 
@@ -635,7 +631,6 @@ def test_a_lost_connection_is_shown_and_mended(show, server):
     run = FakeRun("broken")
     page = show(run)
     run.down = True
-    server.loop.loop.call_soon_threadsafe(lambda: [queue.put_nowait(None) for queue in run.listeners])
     page.wait("document.getElementById('connection').textContent", "connection lost")
     page.wait("document.getElementById('notice').textContent.includes('tries again by itself')")
     assert page.text("#fact-step") == "20 / 40"
@@ -652,7 +647,6 @@ def test_the_end_of_a_run_is_shown(show, server):
     run = FakeRun("ending")
     page = show(run)
     run.live = False
-    run.send(server.loop, "end", run.run(None))
     page.wait("document.getElementById('connection').textContent", "run ended")
     page.wait("document.getElementById('state').textContent", "finished")
     page.wait("document.getElementById('notice').textContent.startsWith('The run has finished')")
@@ -663,10 +657,10 @@ def test_the_end_of_a_run_is_shown_if_its_server_ends_too(show, server):
     page = show(run)
     page.wait(fact(page, "workers"), "2")
     failed = {"t": run.spans[-1]["t"] + 1, "event": "finished", "text": "run failed: the store is full"}
-    run.send(server.loop, "timeline", {"spans": [], "events": [failed]})
-    run.down = True
-    run.send(server.loop, "end", run.run(None) | {"live": False, "state": "stopped"})
+    run.events.append(failed)
+    run.live, run.ended = False, "stopped"
     page.wait("document.getElementById('connection').textContent", "run ended")
+    run.down = True
     page.wait("document.getElementById('state').textContent", "stopped")
     page.wait("document.getElementById('notice').textContent.startsWith('The run failed: the store is full')")
     page.wait(fact(page, "workers"), "–")
@@ -688,14 +682,13 @@ def test_only_samples_that_have_come_since_are_called_new(show, server):
     page.wait("document.querySelectorAll('.row-text').length > 0")
     assert page.read(f"{NEW}.hidden")
     run.rows.append(step_row(20))
-    run.send(server.loop, "steps", run.steps(after=19))
     page.wait(f"!{NEW}.hidden")
 
 
 def test_what_the_server_cannot_tell_is_a_sentence_and_the_rest_is_shown(show):
-    run = FakeRun("partly", refuses={"timeline": "timeline.jsonl cannot be read: it is a folder"})
+    run = FakeRun("partly", refuses={"store": "the store cannot be read"})
     page = show(run)
-    page.wait("document.getElementById('notice').textContent", run.refuses["timeline"])
+    page.wait("document.getElementById('notice').textContent", run.refuses["store"])
     page.wait(fact(page, "step"), "20 / 40")
     page.read("location.hash = '#samples/ffff/1/2'")
     page.wait("document.querySelector('.group').textContent.includes('no prompt ffff')")
@@ -840,7 +833,7 @@ def test_a_worker_that_joins_appears_at_once(show, server):
     run = FakeRun("joins", steps=0)
     page = show(run)
     tab(page, "workers")
-    run.send(server.loop, "queues", run.queues() | {"workers": [worker_row("rollout-7", 0)]})
+    run.changed = {"workers": [worker_row("rollout-7", 0)]}
     page.wait("document.querySelector('[data-worker=rollout-7]')?.textContent.includes('0 / 16')")
 
 

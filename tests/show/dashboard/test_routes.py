@@ -31,7 +31,8 @@ async def test_a_run_that_is_over(run: Path, serve: Any) -> None:
         assert answer["config"]["rollout"]["group_size"] == answer["group_size"] == 8
         assert answer["versions"]["rhymed"]
         assert "secret" not in json.dumps(answer)
-        assert await ask("/api/queues") == (200, None)
+        news = (await ask("/api/news"))[1]
+        assert (news["queues"], news["over"]) == (None, True)
         assert (await ask("/metrics"))[0] == 503
         assert await ask("/health") == (200, "ok")
 
@@ -40,7 +41,9 @@ async def test_a_run_that_lives(run: Path, serve: Any) -> None:
     async with serve(run, queues) as ask:
         _, answer = await ask("/api/run")
         assert (answer["live"], answer["state"], answer["step"], answer["version"]) == (True, "running", 2, 2)
-        _, answer = await ask("/api/queues")
+        news = (await ask("/api/news"))[1]
+        answer = news["queues"]
+        assert not news["over"]
         assert answer["workers"][0]["holding"] == [
             {
                 "id": {"step": 2, "prompt": APPLES, "index": 0},
@@ -64,8 +67,7 @@ async def test_elapsed_time_and_forecast(run: Path, serve: Any) -> None:
     writer.write([Event(t=NOW + 6 + 2 * step, event="trained", worker="trainer", step=step) for step in range(2)])
     writer.close()
     async with serve(run, queues) as ask:
-        for path in ("/api/run", "/api/queues"):
-            _, alive = await ask(path)
+        for alive in ((await ask("/api/run"))[1], (await ask("/api/news"))[1]["queues"]):
             assert (alive["elapsed_s"], alive["eta_s"]) == (8.0, 2.0)  # two steps of 2 s; the one at work is late
 
 
@@ -79,7 +81,7 @@ async def test_many_who_look_are_one_question(run: Path, serve: Any, monkeypatch
 
     async with serve(run, answer) as ask:
         for _ in range(5):
-            await ask("/api/queues")
+            await ask("/api/news")
         assert len(asked) == 1
 
 
@@ -92,27 +94,32 @@ async def test_steps(run: Path, serve: Any) -> None:
             + '{"step":'
         )
     async with serve(run) as ask:
-        _, answer = await ask("/api/steps")
+        answer = (await ask("/api/news"))[1]["steps"]
         assert [row["step"] for row in answer["steps"]] == [0, 1, 2, 3]
         assert answer["steps"][3]["again"] == 1.0  # trained again: the last row counts
         assert answer["steps"][3]["odd"] is None
         assert answer["evaluations"][0]["val/held/acc/mean@1"] == 0.5
         assert [(row["epoch"], row["steps"]) for row in answer["epochs"]] == [(0, 2), (1, 2)]
-        _, answer = await ask("/api/steps?after=2")
-        assert [row["step"] for row in answer["steps"]] == [3]
+        serial = answer["serial"]
+        assert (await ask(f"/api/news?serial={serial}"))[1]["steps"] is None
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write("0}\n" + json.dumps(row(4)) + "\n" + json.dumps(row(1, again=1.0)) + "\n")
+        answer = (await ask(f"/api/news?serial={serial}"))[1]["steps"]
+        assert [row["step"] for row in answer["steps"]] == [0, 1, 4]  # two of them trained again
         (run / "metrics.jsonl").write_text(json.dumps(row(0)) + "\n")  # another, shorter file
-        _, answer = await ask("/api/steps")
-        assert [row["step"] for row in answer["steps"]] == [0]
+        for serial in (answer["serial"], 10_000):  # of another process
+            answer = (await ask(f"/api/news?serial={serial}"))[1]["steps"]
+            assert [row["step"] for row in answer["steps"]] == [0]
 
 
 async def test_the_timeline(run: Path, serve: Any) -> None:
     async with serve(run) as ask:
-        _, answer = await ask("/api/timeline")
+        answer = (await ask("/api/news"))[1]["timeline"]
         assert [row["t"] - NOW for row in answer["spans"]] == [1.0, 2.0, 3.0, 4.0, 5.0]
         assert answer["spans"][0]["in"] == {"decode": 0.75, "idle": 0.25}
         assert answer["events"] == [{"t": NOW, "event": "begun", "step": 0}]
         assert answer["activities"]["decode"].startswith("#")
-        _, answer = await ask(f"/api/timeline?since={NOW + 3}")
+        answer = (await ask(f"/api/news?since={NOW + 3}"))[1]["timeline"]
         assert [row["t"] - NOW for row in answer["spans"]] == [4.0, 5.0]
 
 
@@ -291,9 +298,8 @@ async def test_advice_comes_with_the_steps(run: Path, serve: Any) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(row(step) | {"reward/flat_groups": 1.0}) + "\n" for step in range(4, 20))
     async with serve(run) as ask:
-        _, answer = await ask("/api/steps?after=18")
+        answer = (await ask("/api/news"))[1]["steps"]
         assert [advice["name"] for advice in answer["advice"]] == ["flat"]
-        assert len(answer["steps"]) == 1
 
 
 async def test_the_store(run: Path, serve: Any) -> None:
@@ -318,9 +324,10 @@ async def test_the_store(run: Path, serve: Any) -> None:
         (f"/api/samples/{'9' * 5000}/{APPLES}/0", 400),
         (f"/api/samples/one/{APPLES}/0", 400),
         ("/api/samples/0/x/0", 400),
-        ("/api/steps?after=x", 400),
-        ("/api/timeline?since=nan", 400),
-        ("/api/timeline?since=-1e300", 400),
+        ("/api/news?serial=x", 400),
+        ("/api/news?serial=-1", 400),
+        ("/api/news?since=nan", 400),
+        ("/api/news?since=-1e300", 400),
         ("/api/prompts?sort=size", 400),
         ("/api/prompts?order=up", 400),
         ("/api/prompts?kind=mine", 400),
@@ -328,7 +335,6 @@ async def test_the_store(run: Path, serve: Any) -> None:
         ("/api/logs?level=loud", 400),
         ("/api/prompts?offset=-1", 400),
         ("/api/prompts?limit=99999999999999999999", 400),
-        ("/events?after=x", 400),
         ("/api/nothing", 404),
         ("/nothing", 404),
     ],
@@ -351,8 +357,8 @@ async def test_a_long_answer_is_compressed(run: Path, serve: Any) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(row(step)) + "\n" for step in range(4, 200))
     async with serve(run) as ask:
-        plainly = await ask("/api/steps", headers={"Accept-Encoding": "identity"})
-        url, headers = ask.url + "/api/steps", {"Accept-Encoding": "gzip"}
+        plainly = await ask("/api/news", headers={"Accept-Encoding": "identity"})
+        url, headers = ask.url + "/api/news", {"Accept-Encoding": "gzip"}
         async with ask.session.get(url, headers=headers) as response:
             assert response.headers["Content-Encoding"] == "gzip"
             assert (200, await response.json()) == plainly
@@ -419,9 +425,9 @@ async def test_a_run_that_has_not_begun(bare: Path, serve: Any) -> None:
     async with serve(bare) as ask:
         _, answer = await ask("/api/run")
         assert (answer["state"], answer["step"], answer["steps"], answer["missing"]) == ("stopped", 0, 4, "")
-        assert await ask("/api/steps") == (200, {"steps": [], "evaluations": [], "epochs": [], "advice": []})
-        _, answer = await ask("/api/timeline")
-        assert (answer["spans"], answer["events"]) == ([], [])
+        news = (await ask("/api/news"))[1]
+        assert news["steps"] is None
+        assert (news["timeline"]["spans"], news["timeline"]["events"]) == ([], [])
 
 
 async def test_who_failed_has_not_finished(bare: Path, serve: Any) -> None:
@@ -461,12 +467,12 @@ async def test_a_folder_without_store(run: Path, serve: Any) -> None:
             None,
         )  # as the run answer it last
         assert "on this machine" in answer["missing"]
-        assert (await ask("/api/steps"))[0] == 200
+        assert (await ask("/api/news"))[0] == 200
 
 
 async def test_an_empty_folder(tmp_path: Path, serve: Any) -> None:
     async with serve(tmp_path) as ask:
-        for path in ("run", "queues", "steps", "timeline", "store"):
+        for path in ("run", "news", "store"):
             assert (await ask(f"/api/{path}"))[0] == 200
 
 

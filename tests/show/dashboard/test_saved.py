@@ -128,8 +128,8 @@ def test_sums_samples_and_what_it_takes_to_repeat_the_run_are_inside(run: Path) 
     data = gather(run)
     assert data["problems"] == []
     assert data["answers"]["api/run"]["state"] == "finished"
-    assert [row["step"] for row in data["answers"]["api/steps"]["steps"]] == list(range(6))
-    assert "silent for 3 s" in [event.get("text") for event in data["answers"]["api/timeline"]["events"]]
+    assert [row["step"] for row in data["answers"]["api/news"]["steps"]["steps"]] == list(range(6))
+    assert "silent for 3 s" in [event.get("text") for event in data["answers"]["api/news"]["timeline"]["events"]]
     assert {"0.100 → 0.400", "75%", "1.50x", "25%"} <= {value for _, value in data["totals"]}
     assert [one["id"] for one in data["samples"]] == [f"3/{PEARS}/0", f"3/{PEARS}/1"]
     assert all(one["pieces"] for one in data["samples"])
@@ -241,7 +241,7 @@ def test_a_crashed_run_is_shown_as_far_as_it_is_there(make_run: Made) -> None:
     (run / "starts.jsonl").write_bytes(b'{"t": 1.0}\n\xff\xfe\n{"t')
     (run / "timeline.jsonl").write_bytes(b"\x00" * 100)
     data = Found(write(run)).data
-    assert (data["answers"]["api/run"]["state"], len(data["answers"]["api/steps"]["steps"])) == ("stopped", 2)
+    assert (data["answers"]["api/run"]["state"], len(data["answers"]["api/news"]["steps"]["steps"])) == ("stopped", 2)
     assert data["problems"] == ["There is no config.json that can be read."]
     assert "scorer timed out" in [one["reason"] for one in data["samples"]]
 
@@ -263,7 +263,7 @@ def test_steps_whose_metrics_are_gone_are_a_problem(run: Path) -> None:
 def test_a_page_of_a_long_run_stays_small(run: Path) -> None:
     metrics(run, 12_345)
     data = gather(run)
-    kept = [row["step"] for row in data["answers"]["api/steps"]["steps"]]
+    kept = [row["step"] for row in data["answers"]["api/news"]["steps"]["steps"]]
     assert (len(kept), kept[0], kept[-1]) == (2_000, 0, 12_344)
     assert {later - step for step, later in pairwise(kept)} == {6, 7}
     assert data["problems"][-1].startswith("The curves have 2,000 of 12,345 steps")
@@ -313,7 +313,7 @@ def test_how_to_come_by_the_code_and_the_files(run: Path) -> None:
 def test_an_empty_run_says_so(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(Config().model_dump_json())
     data = Found(write(tmp_path)).data
-    assert (data["samples"], data["totals"], data["answers"]["api/steps"]["steps"]) == ([], [], [])
+    assert (data["samples"], data["totals"], data["answers"]["api/news"]["steps"]["steps"]) == ([], [], [])
     assert ["there is no store" in one for one in data["problems"]] == [True]
 
 
@@ -321,7 +321,7 @@ def test_a_run_that_only_evaluates_shows_what_it_found(make_run: Made) -> None:
     run = make_run("exam", [(EVAL, APPLES, 0, [50, 51, 52], 1.0), (EVAL, PEARS, 0, [50, 51], 0.0)])
     (run / "metrics.jsonl").write_text('{"step": 0, "val/sums/acc/mean@1": 0.5, "val/sums/prompts": 2.0}\n')
     data = gather(run)
-    assert data["answers"]["api/steps"]["evaluations"][0]["val/sums/acc/mean@1"] == 0.5
+    assert data["answers"]["api/news"]["steps"]["evaluations"][0]["val/sums/acc/mean@1"] == 0.5
     assert len(data["samples"]) == 2
 
 

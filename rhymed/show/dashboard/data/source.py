@@ -244,7 +244,6 @@ class Source:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.rows = StepRows(self.folder / "metrics.jsonl")
-        self.seen = 0  # serial of the rows when they were last polled
         self._stored = OpenStore(self.folder)
         self._progress = Progress()
         self._config: tuple[int, dict[str, Any]] = (0, {})
@@ -329,12 +328,17 @@ class Source:
             return (self.folder / "config.json").stat().st_mtime
         return None
 
-    def steps(self, after: int = -1, since: int = 0) -> dict[str, Any]:
+    def news(
+        self, queues: Queues | None, serial: int = 0, since: float = 0.0, most: int = spans.MOST_SPANS
+    ) -> dict[str, Any]:
+        """What is new to a client that has all rows up to this serial, and the timeline up to the time `since`."""
         self.rows.refresh()
-        return {**self.rows.answer(after, since=since), "advice": self.rows.advice(self.config)}
-
-    def timeline(self, since: float = 0.0, most: int = spans.MOST_SPANS) -> dict[str, Any]:
-        return spans.answer(self.folder, since, most)
+        steps = self.rows.answer(serial) if serial != self.rows.serial else None
+        return {
+            "queues": self.queues(queues),
+            "steps": steps and {**steps, "advice": self.rows.advice(self.config)},
+            "timeline": spans.answer(self.folder, since, most),
+        }
 
     def lengths(self) -> dict[str, Any]:
         return {"epochs": self._stored.catalog().lengths}

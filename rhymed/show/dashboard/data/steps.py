@@ -52,9 +52,8 @@ class StepRows:
     _inode: int = 0
     _epochs: tuple[int, list[dict[str, Any]]] = (-1, [])
 
-    def refresh(self) -> bool:
-        """Reads what was appended. True: there are new rows."""
-        before = self.serial
+    def refresh(self) -> None:
+        """Reads what was appended."""
         with contextlib.suppress(OSError), self.file.open("rb") as stream:
             stat = self.file.stat()
             if stat.st_size < self._offset or stat.st_ino != self._inode:  # another file: read it from the start
@@ -72,7 +71,6 @@ class StepRows:
                     self._take(line)
                 self._offset += whole or len(part)
                 stream.seek(self._offset)
-        return self.serial > before
 
     def _take(self, line: bytes) -> None:
         try:
@@ -94,18 +92,12 @@ class StepRows:
         """The newest step that has a row; -1: none."""
         return max(self._steps, default=-1)
 
-    def serial_of(self, step: int) -> int:
-        """The serial of a client that has all rows up to this step."""
-        return max((row.serial for at, row in self._steps.items() if at <= step), default=0)
-
-    def answer(self, after: int = -1, *, since: int = 0) -> dict[str, Any]:
-        """Rows of steps after `after` with a serial after `since`."""
+    def answer(self, since: int = 0) -> dict[str, Any]:
+        """Rows with a serial after `since`; all of them if that is another process' serial."""
+        since = since if since <= self.serial else 0
         return {
-            "steps": [
-                self._steps[step].json
-                for step in sorted(self._steps)
-                if step > after and self._steps[step].serial > since
-            ],
+            "serial": self.serial,
+            "steps": [row.json for _, row in sorted(self._steps.items()) if row.serial > since],
             "evaluations": [row.json for _, row in sorted(self._evaluations.items()) if row.serial > since],
             "epochs": self.epochs(),
         }

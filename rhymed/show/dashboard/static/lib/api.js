@@ -33,9 +33,7 @@ function failure(message, status) {
 }
 
 export const run = () => ask("api/run");
-export const queues = () => ask("api/queues");
-export const steps = (after = -1) => ask("api/steps", { after });
-export const timeline = (since = 0) => ask("api/timeline", { since });
+export const news = (serial, since) => ask("api/news", { serial, since });
 export const lengths = () => ask("api/lengths");
 export const rewards = () => ask("api/rewards");
 export const logs = (wanted, signal) => ask("api/logs", wanted, signal);

@@ -1,180 +1,90 @@
-// The connection: the initial load, then server-sent events. Owns whether the page is live, lost or ended. Invariant: after a
-// lost connection everything missed is fetched before the page is "live" again; a run is over only if the server said so.
+// The connection: asks once per second what is new. Owns whether the page is live, lost or ended. Invariant: after a lost
+// connection everything is fetched again before the page is "live"; a run is over only if the server said so.
 
 import * as api from "./api.js";
 
-const RETRY_MS = 3_000;
-const QUIET_MS = 20_000; // without an event, the server is asked whether it is alive
-const OVERLAP_S = 10; // of the timeline, fetched again: rows of several workers arrive out of order
-const POLL_MS = 10_000; // between checks whether a run that is not alive continues
+const ASK_MS = 1_000;
+const RETRY_MS = 3_000; // while the server does not answer
+const IDLE_MS = 10_000; // while the run is not alive: it may continue
+const OPEN = ["live", "ended", "still"]; // the page has everything up to the last answer
+const OVERLAP_S = 5; // of the timeline, fetched again: rows of several workers arrive out of order
 
 export class Live {
     constructor(state) {
         this.state = state;
-        this.source = null;
-        this.heard = Date.now();
+        document.addEventListener("visibilitychange", () => document.hidden || this.wake?.());
     }
 
     async start() {
-        if (api.SAVED) return this.keep();
-        setInterval(() => this.poll(), POLL_MS);
-        await this.open();
-    }
-
-    async open() {
-        try {
+        if (api.SAVED) {
+            Object.assign(this.state.problems, api.SAVED.problems);
             await this.load();
-        } catch (error) {
-            this.lost(error);
+            this.state.connected("saved");
             return;
         }
-        if (this.state.run.state === "running") this.listen();
-        else this.state.connected(this.state.connection === "ended" ? "ended" : "still");
+        for (;;) {
+            let pause = ASK_MS;
+            try {
+                await (OPEN.includes(this.state.connection) ? this.look() : this.load());
+                if (this.state.connection !== "live") pause = IDLE_MS;
+            } catch (error) {
+                this.state.problem = error.status ? error.message : "";
+                if (this.state.connection !== "ended") this.state.connected("lost"); // a server ends with its run
+                pause = RETRY_MS;
+            }
+            await new Promise((resolve) => {
+                this.wake = resolve;
+                setTimeout(resolve, pause);
+            });
+        }
     }
 
-    /** A saved page has everything, and nothing changes. */
-    async keep() {
-        Object.assign(this.state.problems, api.SAVED.problems);
-        await this.load();
-        this.state.connected("saved");
-    }
-
+    /** Everything. */
     async load() {
         const state = this.state;
         const before = state.run;
         const run = await api.run();
         if (before && (before.started !== run.started || before.name !== run.name)) state.clear();
-        this.missing(run);
+        state.serial = 0;
         state.put("run", run);
-        await Promise.all([
-            this.part(
-                "queues",
-                api.queues().then((queues) => state.put("queues", queues)),
-            ),
-            this.part(
-                "steps",
-                api.steps().then((steps) => state.addSteps(steps)),
-            ),
-            this.part(
-                "timeline",
-                api.timeline(this.known).then((timeline) => state.addTimeline(timeline)),
-            ),
-        ]);
+        await this.look();
+        if (run.missing) state.problems.run = run.missing;
         this.slow();
     }
 
-    /** The time up to which the timeline is complete. */
-    get known() {
-        return Math.max(0, this.state.timeline.newest - OVERLAP_S);
-    }
-
-    /** Files that the run's folder lacks. */
-    missing({ missing }) {
-        if (missing) this.state.problems.run = missing;
-        else delete this.state.problems.run;
-    }
-
-    /** A part that the server cannot send becomes a notice; the others are shown. Throws if the server does not answer. */
-    async part(name, asked) {
-        try {
-            await asked;
-            delete this.state.problems[name];
-        } catch (error) {
-            if (!error.status) throw error;
-            this.state.problems[name] = error.message;
+    /** What is new. */
+    async look() {
+        const state = this.state;
+        const { over, queues, steps, timeline } = await api.news(
+            state.serial,
+            Math.max(0, state.timeline.newest - OVERLAP_S),
+        );
+        state.put("queues", queues);
+        if (steps) {
+            delete state.problems.run;
+            state.addSteps(steps);
         }
+        state.addTimeline(timeline);
+        if (steps) this.slow();
+        const before = state.connection;
+        state.connected(!over ? "live" : before === "live" || before === "ended" ? "ended" : "still");
+        if (OPEN.includes(before) && before !== state.connection) await this.load();
     }
 
-    listen() {
-        this.source?.close();
-        const source = new EventSource(`events?after=${this.state.lastStep}&since=${this.known}`);
-        this.source = source;
-        source.onopen = () => this.opened();
-        source.onerror = () => this.broken(source);
-        const on = (name, work) =>
-            source.addEventListener(name, (event) => {
-                this.heard = Date.now();
-                work(JSON.parse(event.data));
-            });
-        on("queues", (queues) => this.state.put("queues", queues));
-        on("steps", (steps) => {
-            this.state.addSteps(steps);
-            if (this.state.steps.length) delete this.state.problems.run;
-            this.slow();
-        });
-        on("timeline", (timeline) => this.state.addTimeline(timeline));
-        on("end", (run) => this.end(run));
-    }
-
-    async opened() {
-        this.heard = Date.now();
-        if (this.state.connection === "lost") {
-            try {
-                await this.load();
-            } catch (error) {
-                this.lost(error);
-                return;
-            }
-        }
-        this.state.connected("live");
-    }
-
-    broken(source) {
-        if (source !== this.source) return;
-        source.close();
-        this.source = null;
-        this.lost();
-    }
-
-    lost(error = null) {
-        this.state.problem = error?.status ? error.message : "";
-        this.state.connected("lost");
-        clearTimeout(this.timer);
-        this.timer = setTimeout(() => this.open(), RETRY_MS);
-    }
-
-    /** The server ends with its run, or stays and sends the rest. */
-    async end(run) {
-        this.source?.close();
-        this.source = null;
-        this.state.put("run", run);
-        await this.load().catch(() => this.state.put("queues", null));
-        this.state.connected("ended");
-    }
-
-    /** Parts that are expensive for the server and change slowly. */
+    /** Parts that are expensive for the server and change slowly. What it cannot send becomes a notice. */
     slow() {
         if (this.asking || (document.hidden && !api.SAVED)) return;
-        this.asking = Promise.allSettled([
-            this.part(
-                "lengths",
-                api.lengths().then((lengths) => this.state.put("lengths", lengths)),
-            ),
-            this.part(
-                "rewards",
-                api.rewards().then((rewards) => this.state.put("rewards", rewards)),
-            ),
-            this.part(
-                "store",
-                api.store().then((store) => this.state.put("store", store)),
-            ),
-        ]).finally(() => {
+        const part = async (name) => {
+            try {
+                this.state.put(name, await api[name]());
+                delete this.state.problems[name];
+            } catch (error) {
+                this.state.problems[name] = error.message;
+            }
+        };
+        this.asking = Promise.all(["lengths", "rewards", "store"].map(part)).finally(() => {
             this.asking = null;
             this.state.notify("connection");
         });
-    }
-
-    async poll() {
-        const { connection } = this.state;
-        if (connection === "live") {
-            if (Date.now() - this.heard < QUIET_MS) return;
-            await api.queues().then(
-                () => (this.heard = Date.now()),
-                () => this.source && this.broken(this.source),
-            );
-        } else if ((connection === "still" || connection === "ended") && !document.hidden) {
-            const run = await api.run().catch(() => null);
-            if (run && run.state !== this.state.run.state) await this.open();
-        }
     }
 }

@@ -6,6 +6,7 @@ import { Timeline } from "../charts/timeline.js";
 export class State extends EventTarget {
     run = null;
     queues = null;
+    serial = 0; // of the newest row that the server has sent
     steps = [];
     evaluations = [];
     epochs = [];
@@ -36,10 +37,11 @@ export class State extends EventTarget {
     }
 
     addSteps(answer) {
-        this.steps = merged(this.steps, answer.steps ?? []);
-        this.evaluations = merged(this.evaluations, answer.evaluations ?? []);
-        if (answer.epochs) this.epochs = answer.epochs;
-        if (answer.advice) this.advice = answer.advice;
+        this.serial = answer.serial;
+        this.steps = merged(this.steps, answer.steps);
+        this.evaluations = merged(this.evaluations, answer.evaluations);
+        this.epochs = answer.epochs;
+        this.advice = answer.advice;
         this.notify("steps");
     }
 
