@@ -314,7 +314,6 @@ class BrokerService(Service):
             self.ledger.slept(loaded.worker)
             return DONE
         self.ledger.loaded(loaded.worker, loaded.version, time.monotonic(), loaded.life)
-        self._timeline.event("version", time.monotonic(), worker=loaded.worker, step=loaded.version)
         return DONE
 
     async def _trained(self, peer: bytes, trained: messages.Trained) -> messages.Message:

@@ -3,10 +3,8 @@ in.
 
 Invariants: a worker's rows add up to the growth of its counters since it was first heard; a lost heartbeat leaves no
 gap, and a new process under an old name counts from zero. For any number of workers there are at most `ROWS_A_SECOND`
-rows per second, and a run of age t has at most `ROWS` * (1 + log t). A worker has at most one `version` event per
-row; other events are few: one per step, join or loss. Unread rows are bounded too. Knows no files.
-
-`TimelineRecorder` makes the rows of `Means`.
+rows per second, and a run of age t has at most `ROWS` * (1 + log t). Events are few: one per step, join or loss.
+Unread rows are bounded too. Knows no files.
 """
 
 from __future__ import annotations
@@ -17,64 +15,31 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rhymed.core.messages import GpuUsage, Heartbeat, Join, Usage
+from rhymed.core.messages import Heartbeat, Join, Usage
 from rhymed.core.run.metrics import MetricsLog
 from rhymed.core.run.timeline import Event, Kind, Role, Span, Writer
 from rhymed.core.service.stopwatch import seconds_of
 
-# A row of the timeline has the means of what the heartbeats in its seconds report. Pure.
-#
-# A row may last for hours, so only sums are kept.
-
 GIB = 1 << 30
 
 
-DIGITS = {"tokens_per_s": 1, "cpu": 2, "ram_gib": 2, "gpu": 3, "gpu_gib": 2, "gpu_celsius": 1}
-"""Fields of `rhymed.core.run.timeline.Span`."""
+def used(usage: Usage) -> dict[str, float]:
+    """The fields of `Span` that say what a worker uses. What it does not know is left out."""
+    shares = [gpu.utilization for gpu in usage.gpus if gpu.utilization is not None]
+    memory = [gpu.memory for gpu in usage.gpus if gpu.memory is not None]
+    celsius = [gpu.celsius for gpu in usage.gpus if gpu.celsius is not None]
+    return {
+        "cpu": round(usage.cpu, 2),
+        "ram_gib": round(usage.memory / GIB, 2),
+        **({"gpu": round(sum(shares) / len(shares), 3)} if shares else {}),
+        **({"gpu_gib": round(sum(memory) / GIB, 2)} if memory else {}),
+        **({"gpu_celsius": round(max(celsius), 1)} if celsius else {}),
+    }
 
-
-class Means:
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, int]] = {}  # field -> sum, number of values
-
-    def add(self, field: str, value: float | None) -> None:
-        """None: not known, and left out."""
-        if value is not None:
-            total, count = self._sums.get(field, (0.0, 0))
-            self._sums[field] = total + value, count + 1
-
-    def add_usage(self, usage: Usage) -> None:
-        self.add("cpu", usage.cpu)
-        self.add("ram_gib", usage.memory / GIB)
-        self.add("gpu", _mean(gpu.utilization for gpu in usage.gpus))
-        self.add("gpu_gib", _gib(usage.gpus))
-        self.add("gpu_celsius", _hottest(usage.gpus))
-
-    def read(self) -> dict[str, float]:
-        """What no heartbeat knows is left out."""
-        return {field: round(total / count, DIGITS[field]) for field, (total, count) in self._sums.items()}
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _gib(gpus: Iterable[GpuUsage]) -> float | None:
-    known = [gpu.memory for gpu in gpus if gpu.memory is not None]
-    return sum(known) / GIB if known else None
-
-
-def _hottest(gpus: Iterable[GpuUsage]) -> float | None:
-    return max((gpu.celsius for gpu in gpus if gpu.celsius is not None), default=None)
-
-
-# The recorder of the timeline.
 
 SHORTEST_S = 1.0  # length of a row
 EARLY = 0.9  # part of a row's length after which a heartbeat may end it: heartbeats jitter
@@ -97,11 +62,10 @@ class _Page:
     host: str
     pid: int
     begun: float
-    loaded: float = -math.inf  # time of its last `version` event
     counters: dict[str, float] = field(default_factory=dict)  # at the last heartbeat
     inside: dict[str, float] = field(default_factory=dict)
     version: int | None = None
-    means: Means = field(default_factory=Means)  # of its heartbeats
+    newest: dict[str, float] = field(default_factory=dict)  # speed and use, of its last heartbeat
 
 
 class TimelineRecorder:
@@ -139,10 +103,8 @@ class TimelineRecorder:
         page.counters |= counters
         page.version = beat.version if beat.version >= 0 and page.role != "reward" else None
         rate = beat.stats.get("rollout/tokens_per_s", math.nan)
-        if 0 <= rate < math.inf:
-            page.means.add("tokens_per_s", rate)
-        if beat.usage is not None:
-            page.means.add_usage(beat.usage)
+        page.newest = {"tokens_per_s": round(rate, 1)} if 0 <= rate < math.inf else {}
+        page.newest |= used(beat.usage) if beat.usage is not None else {}
         if now - page.begun >= self._length(now) * EARLY:
             self._close(beat.worker, page, now)
 
@@ -165,9 +127,6 @@ class TimelineRecorder:
     def event(
         self, kind: Kind, now: float, *, worker: str | None = None, step: int | None = None, text: str | None = None
     ) -> None:
-        """A `version` within a row's length of the last one is skipped: the next row has it."""
-        if kind == "version" and not self._may_report_version(worker, now):
-            return
         text = text[:LONGEST_TEXT] if text else None
         self._rows.append(Event(t=self._time(now), event=kind, worker=worker, step=step, text=text))
 
@@ -185,13 +144,6 @@ class TimelineRecorder:
         grown = {name: max(0.0, value - before.get(name, 0.0)) for name, value in counters.items()}
         return grown if sum(grown.values()) <= now - self._begun + TOGETHER_S else {}
 
-    def _may_report_version(self, worker: str | None, now: float) -> bool:
-        page = self._pages.get(worker or "")
-        if page is None or now - page.loaded < self._length(now) * EARLY:
-            return False
-        page.loaded = now
-        return True
-
     def _length(self, now: float) -> float:
         """Seconds that a row covers at least."""
         workers, age = len(self._pages), now - self._begun
@@ -199,8 +151,7 @@ class TimelineRecorder:
 
     def _close(self, name: str, page: _Page, now: float) -> None:
         inside = {activity: round(seconds, 3) for activity, seconds in page.inside.items() if seconds >= 0.0005}
-        means = page.means.read()
-        page.begun, page.inside, page.means = now, {}, Means()
+        page.begun, page.inside = now, {}
         if inside:
             self._rows.append(
                 Span(
@@ -211,7 +162,7 @@ class TimelineRecorder:
                     s=round(sum(inside.values()), 3),
                     version=page.version,
                     inside=inside,
-                    **means,
+                    **page.newest,
                 )
             )
 

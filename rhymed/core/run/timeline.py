@@ -30,7 +30,7 @@ DIGITS = re.compile("([0-9]{1,18})")
 
 Time = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]  # seconds
 Role = Literal["rollout", "environment", "reward", "trainer"]
-Kind = Literal["joined", "left", "lost", "rests", "trained", "version", "evaluated", "begun", "finished"]
+Kind = Literal["joined", "left", "lost", "rests", "trained", "evaluated", "begun", "finished"]
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"inside": "in"}):
@@ -44,9 +44,9 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     host: str = ""
     version: int | None = None  # policy version at `t`; of the trainer: trained steps
     tokens_per_s: float | None = None  # rollout only
-    cpu: float | None = None  # processors in use, of the worker and its descendants; mean, as all of these
+    cpu: float | None = None  # processors in use at `t`, of the worker and its descendants
     ram_gib: float | None = None
-    gpu: float | None = None  # share of time in which its GPUs computed, mean over them
+    gpu: float | None = None  # utilization of its GPUs, the mean
     gpu_gib: float | None = None  # in use on its GPUs, summed
     gpu_celsius: float | None = None  # of its hottest GPU
 
@@ -55,7 +55,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     t: Time
     event: Kind
     worker: str | None = None
-    step: int | None = None  # trained: this one; version, evaluated: this policy version; begun: the first one
+    step: int | None = None  # trained: this one; evaluated: this policy version; begun: the first one
     text: str | None = None
 
 

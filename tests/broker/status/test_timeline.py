@@ -37,7 +37,7 @@ def test_rows_are_what_counters_grew_by() -> None:
     joined, row = recorder.drain()
     assert joined == Event(t=WALL + 1, event="joined", worker="w")
     assert row == Span(
-        t=WALL + 2, worker="w", role="rollout", host="h", s=2.0, version=3, tokens_per_s=15.0,
+        t=WALL + 2, worker="w", role="rollout", host="h", s=2.0, version=3, tokens_per_s=20.0,
         inside={"decode": 1.0, "idle": 1.0},
     )  # fmt: skip
     recorder.heard(beat(decode=1.5, idle=1.0), 102.5)
@@ -132,26 +132,6 @@ def test_one_that_rests_is_reported() -> None:
     assert [row.event for row in recorder.drain() if isinstance(row, Event)] == ["joined", "rests"]
 
 
-@pytest.mark.parametrize(("workers", "every_s"), [(1, 0.1), (1, 30.0), (320, 0.5), (320, 30.0)])
-def test_versions_are_reported_no_more_often_than_rows_are(workers: int, every_s: float) -> None:
-    """However fast steps are; and all of them, where rows are more frequent."""
-    recorder, rounds = TimelineRecorder(WALL, 0.0), 100
-    for number in range(workers):
-        recorder.joined(join(f"w{number}"), 0.0)
-    for version in range(rounds):
-        for number in range(workers):
-            recorder.event("version", version * every_s, worker=f"w{number}", step=version)
-    reported = [row for row in recorder.drain() if isinstance(row, Event) and row.event == "version"]
-    row_s = max(timeline.SHORTEST_S, workers / timeline.ROWS_A_SECOND)
-    assert len({row.worker for row in reported}) == workers
-    if every_s > row_s:
-        assert len(reported) == min(timeline.UNREAD, rounds * workers)
-    else:
-        assert len(reported) <= workers * (1 + rounds * every_s / (row_s * timeline.EARLY))
-    recorder.event("version", 1e6, worker="stranger", step=1)
-    assert recorder.drain() == []
-
-
 @pytest.mark.parametrize(("workers", "hours"), [(1, 2), (8, 0.5), (500, 0.02)])
 def test_few_rows_however_many_workers_and_however_long(workers: int, hours: float, monkeypatch: Any) -> None:
     monkeypatch.setattr(timeline, "ROWS", 3000)
@@ -184,14 +164,14 @@ def test_rows_that_nobody_takes_are_let_go() -> None:
     assert rows[-1].step == timeline.UNREAD + 9  # type: ignore[union-attr]
 
 
-def test_a_row_has_the_means_of_what_its_heartbeats_used() -> None:
+def test_a_row_has_what_its_last_heartbeat_used() -> None:
     recorder, gib = TimelineRecorder(WALL, 0.0), 1 << 30
     recorder.joined(join(), 0.0)
     gpus = [
         GpuUsage(index=0, utilization=0.5, memory=gib, celsius=50.0),
         GpuUsage(index=1, utilization=1.0, memory=3 * gib, celsius=70.0),
     ]
-    for now, cpu, found in ((0.3, 1.0, gpus), (0.6, 3.0, [GpuUsage(index=0)]), (1.0, 2.0, gpus)):
+    for now, cpu, found in ((0.3, 1.0, []), (0.6, 3.0, [GpuUsage(index=0)]), (1.0, 2.0, gpus)):
         usage = Usage(cpu=cpu, memory=2 * gib, gpus=found)
         recorder.heard(msgspec.structs.replace(beat(idle=now), usage=usage), now)
     recorder.heard(beat(idle=2.0), 2.0)

@@ -374,5 +374,4 @@ def timeline(steps, workers=("rollout-0", "rollout-1", "reward-0", "trainer-0"))
     for step in range(steps):
         at = START + (step + 1) * STEP_S
         events.append({"t": at - 0.4, "event": "trained", "worker": "trainer-0", "step": step})
-        events.append({"t": at - 0.2, "event": "version", "worker": "rollout-0", "step": step + 1})
     return sorted(spans, key=lambda span: span["t"]), sorted(events, key=lambda event: event["t"])

@@ -12,10 +12,9 @@ import pytest
 from rhymed.core.config import Config
 from rhymed.core.messages import Queues
 from rhymed.core.run.layout import layout_of
-from rhymed.core.run.timeline import Event
 from rhymed.core.secret import redacted
 from rhymed.show.dashboard import snapshots
-from rhymed.show.dashboard.data.steps import joined, newest
+from rhymed.show.dashboard.data.steps import joined
 from rhymed.show.dashboard.snapshots import LiveRun, SnapshotClient, SnapshotPipe, plain
 from tests.show.dashboard.rows import NOW, queues, span
 
@@ -124,12 +123,6 @@ def test_many_spans_are_joined_and_no_gap_is_closed() -> None:
         assert sum(one.inside["decode"] for one in own) == 99 * 0.75
         assert {one.tokens_per_s for one in own} == {100.0}
         assert not any(one.t - one.s < NOW + 49.5 < one.t - 0.01 for one in own)
-
-
-def test_what_happens_often_crowds_out_nothing_else() -> None:
-    lost = Event(t=NOW, event="lost", worker="rollout-0")
-    loaded = [Event(t=NOW + at, event="version", worker="rollout-1", step=at) for at in range(1, 9)]
-    assert newest([lost, *loaded], most=3) == [lost, *loaded[-3:]]
 
 
 def test_secrets_of_a_configuration_are_not_shown() -> None:

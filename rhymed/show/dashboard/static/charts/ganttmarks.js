@@ -1,4 +1,4 @@
-// What is drawn over the Gantt's rows: the time axis, and events (versions, workers that joined, left or were lost).
+// What is drawn over the Gantt's rows: the time axis, and events (steps, workers that joined, left or were lost).
 // Pure drawing: a pen, the Gantt's geometry and the timeline in, pixels out.
 
 import { firstAfter } from "./timeline.js";
@@ -17,7 +17,6 @@ const SIGNS = {
     left: ["◁", "--muted"],
     joined: ["▷", "--good"],
     rests: ["z", "--c2"],
-    version: ["", "--accent"],
 };
 
 export function axis(pen, gantt, from, to) {
@@ -43,7 +42,7 @@ export function marks(pen, gantt, timeline, from, to, first, last) {
     for (const event of seen) {
         const x = gantt.x(event.event === "lost" ? heard(timeline, event) : event.t, from, to);
         const crowded = many[roomKey(event)] * ROOM > gantt.width;
-        if (isSign(event)) sign(pen, gantt, event, x, rows.get(event.worker), first, last, crowded, free);
+        if (isSign(event)) sign(pen, gantt, event, x, rows.get(event.worker), first, last, free);
         else across(pen, gantt, event, x, crowded, free);
     }
 }
@@ -85,17 +84,12 @@ function heard(timeline, event) {
     return spans[firstAfter(spans, event.t) - 1]?.t ?? event.t;
 }
 
-function sign(pen, gantt, event, x, row, first, last, crowded, free) {
+function sign(pen, gantt, event, x, row, first, last, free) {
     if (row == null || row < first || row >= last) return;
     const [text, ink] = SIGNS[event.event];
     const key = roomKey(event);
-    if ((crowded && !text) || x < (free[key] ?? 0)) return; // the first of its neighbours represents them
-    free[key] = x + (text ? ROOM : ROOM / 2);
-    if (!text) {
-        pen.fillStyle = colour(ink);
-        pen.fillRect(x - 1, gantt.top(row), 2, gantt.height > 10 ? gantt.height - 4 : gantt.height - 1);
-        return;
-    }
+    if (x < (free[key] ?? 0)) return; // the first of its neighbours represents them
+    free[key] = x + ROOM;
     const inside = Math.min(Math.max(x, gantt.gutter + 7), gantt.gutter + gantt.width - 7);
     const middle = gantt.top(row) + (gantt.height - (gantt.height > 10 ? 4 : 1)) / 2;
     pen.fillStyle = colour("--panel");

@@ -5,14 +5,13 @@ const { compare } = new Intl.Collator("en", { numeric: true });
 const ROLES = ["trainer", "rollout", "reward"];
 const OTHER = "#888888"; // of an activity without a colour
 const REMEMBERED = 400_000; // spans; above it, the older half of each worker's is dropped
-const EVENTS = 5_000; // per kind, the server's limit too; a page may be open for weeks
+const EVENTS = 10_000; // the server's limit too; a page may be open for weeks
 
 export class Timeline {
     activities = {}; // name -> colour, in the order in which they are drawn
     names = []; // of the activities
     workers = new Map(); // name -> {name, role, host, spans, sums: seconds by activity, gone: last event if it is "lost" or "left"}
     events = [];
-    room = 2 * EVENTS; // events kept until old ones are dropped
     newest = 0;
     oldest = Infinity;
     count = 0;
@@ -24,7 +23,10 @@ export class Timeline {
         const before = this.events.length;
         for (const event of events) this.addEvent(event);
         if (this.events.length > before) this.events.sort((a, b) => a.t - b.t);
-        if (this.events.length > this.room) this.forget();
+        if (this.events.length > 2 * EVENTS) {
+            this.events = this.events.slice(-EVENTS);
+            this.seen = new Set(this.events.map(keyOf));
+        }
         if (this.count > REMEMBERED) this.shorten();
     }
 
@@ -82,17 +84,6 @@ export class Timeline {
         const rank = (worker) => (ROLES.indexOf(worker.role) + ROLES.length + 1) % (ROLES.length + 1);
         this.order = [...this.workers.values()].sort((a, b) => rank(a) - rank(b) || compare(a.name, b.name));
         return this.order;
-    }
-
-    /** Keeps the newest events of each kind. */
-    forget() {
-        const later = {};
-        this.events = this.events
-            .reverse()
-            .filter((event) => (later[event.event] = (later[event.event] ?? 0) + 1) <= EVENTS)
-            .reverse();
-        this.seen = new Set(this.events.map(keyOf));
-        this.room = this.events.length + EVENTS;
     }
 
     shorten() {

@@ -125,7 +125,6 @@ export function eventText({ event, worker, step, text }) {
     const words =
         {
             trained: `step ${step + 1} trained, version ${step + 1}`,
-            version: `${worker ?? "the run"} has version ${step}`,
             evaluated: `version ${step} evaluated`,
         }[event] ??
         (worker ? `${worker} ${event}` : event === "begun" || event === "finished" ? `run ${event}` : event);

@@ -9,7 +9,6 @@ import { describe, series } from "../charts/usage.js";
 
 const SILENT_S = 5; // without a heartbeat: marked in the table
 const RECENT = SAVED ? 300 : 30; // events in the list
-const EVERY_STEP = new Set(["trained", "version"]); // kinds of event that crowd out the others
 const MOST = 200; // rows of the table
 
 export class Workers {
@@ -151,7 +150,7 @@ export class Workers {
 
     paintEvents() {
         const events = this.state.timeline.events
-            .filter((event) => this.every.checked || !EVERY_STEP.has(event.event))
+            .filter((event) => this.every.checked || event.event !== "trained")
             .slice(-RECENT)
             .reverse();
         fill(
