@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from itertools import pairwise
 from typing import Any
 
 from rhymed.core.config import Config
@@ -13,18 +12,20 @@ from rhymed.core.run.checkpoint import best
 from rhymed.core.run.folder import read_evaluations, read_metrics
 from rhymed.core.run.layout import RunLayout
 from rhymed.core.run.metrics import drafting, epochs, filtering, totals, unlearned, why_little
-from rhymed.core.run.timeline import Timeline
+from rhymed.core.run.timeline import Progress
 from rhymed.core.text import counted, number
 
 
-def summary(config: Config, where: RunLayout, elapsed_s: float) -> str:
+def summary(config: Config, where: RunLayout) -> str:
     """Text for the terminal; also writes `summary.json` into the run's folder."""
     rows, evaluations = read_metrics(where), read_evaluations(where)
     if config.trainer.steps == 0:
         return _evaluation_summary(config, where)
     if not rows:
         return f"no step was trained; logs are in {where.folder / 'logs'}"
-    elapsed_s += _elapsed_before(where)
+    progress = Progress()
+    progress.read(where.folder)
+    elapsed_s = progress.times(None).elapsed_s
     numbers, drafted = totals(rows, elapsed_s), drafting(rows)
     known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
     filtered = filtering(rows)
@@ -86,20 +87,6 @@ def _filters(found: dict[str, float] | None) -> list[str]:
     dropped, replaced, left = (found[f"{kind}_groups"] for kind in ("filtered", "refilled", "unreplaced"))
     more = f", {left:.0f} could not be replaced" if left else ""
     return [f"groups   {dropped:.0f} had no signal and were dropped, {replaced:.0f} replaced them{more}"]
-
-
-def _elapsed_before(where: RunLayout) -> float:
-    """Seconds of the earlier parts of a resumed run."""
-    try:
-        return float(json.loads((where.folder / "summary.json").read_text())["elapsed_s"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0
-
-
-def worked_s(line: Timeline, since: float) -> float:
-    """Seconds covered by spans after `since`, without the pauses between the parts of a resumed run."""
-    times = sorted({round(span.t) for span in line.spans if span.t > since})
-    return float(sum(after - before for before, after in pairwise(times) if after - before < 60))
 
 
 def evaluation(config: Config, where: RunLayout) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import contextlib
 import shutil
 import signal
 import sys
-import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -49,7 +48,6 @@ async def session(config: Config, layout: RunLayout, held: Held, lease: SharedLe
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     survive_hangup()
     state.forget_end(layout.folder)
-    started = time.monotonic()
     await asyncio.to_thread(rows.keep, config, layout.folder)
     with view:
         async with (
@@ -74,7 +72,7 @@ async def session(config: Config, layout: RunLayout, held: Held, lease: SharedLe
         )
     state.note_end(layout.folder, status, failure, last.steps if last else 0)
     shutil.rmtree(layout.sockets, ignore_errors=True)
-    show(await asyncio.to_thread(_summary, config, layout, time.monotonic() - started), flush=True)
+    show(await asyncio.to_thread(_summary, config, layout), flush=True)
     if config.run.report and layout.metrics.exists():
         show(await _report(layout), flush=True)
     if config.run.remote:
@@ -132,11 +130,11 @@ def _learned_nothing(layout: RunLayout) -> bool:
     return learned_nothing(read_metrics(layout))
 
 
-def _summary(config: Config, layout: RunLayout, elapsed_s: float) -> str:
+def _summary(config: Config, layout: RunLayout) -> str:
     from rhymed.show.summary import summary
 
     try:
-        return summary(config, layout, elapsed_s)
+        return summary(config, layout)
     except OSError as error:  # a full disk must not hide what ended the run
         return f"no summary: {error}"
 

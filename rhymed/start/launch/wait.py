@@ -13,11 +13,10 @@ from pathlib import Path
 
 from rhymed.core.config.load import load_run
 from rhymed.core.messages import Queues
-from rhymed.core.run import timeline
 from rhymed.core.run.client import poll
 from rhymed.core.run.layout import RunLayout, layout_of
 from rhymed.show.dashboard.saved import write
-from rhymed.show.summary import summary, worked_s
+from rhymed.show.summary import summary
 
 POLL_S = 2.0
 PATIENCE_S = 300.0  # without an answer
@@ -30,9 +29,8 @@ def write_at_the_end(folder: Path, out: Path | None = None) -> str:
     layout = layout_of(config)
     last = asyncio.run(over(layout))
     texts = []
-    written = _modified(layout.folder / "summary.json")
-    if last is not None and _modified(layout.metrics) > written:  # else its time would count twice
-        texts.append(summary(config, layout, worked_s(timeline.read(layout.folder), written)))
+    if last is not None:
+        texts.append(summary(config, layout))
     texts.append(f"report   {write(folder, out / 'report.html' if out else None, ended=_done(last))}")
     return "\n".join(texts)
 
@@ -54,8 +52,3 @@ async def over(layout: RunLayout, patience_s: float = PATIENCE_S) -> Queues | No
 
 def _done(last: Queues | None) -> bool:
     return last is not None and (last.finished or last.step >= last.steps > 0)
-
-
-def _modified(file: Path) -> float:
-    """Seconds since 1970; 0: there is no such file."""
-    return file.stat().st_mtime if file.exists() else 0.0
