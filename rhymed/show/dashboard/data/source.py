@@ -29,7 +29,7 @@ from rhymed.core.run import provenance, timeline
 from rhymed.core.run.provenance import LARGEST, Start
 from rhymed.core.run.timeline import Progress
 from rhymed.core.secret import redacted
-from rhymed.core.text import quoted, readable, size_of
+from rhymed.core.text import readable, size_of
 from rhymed.records.history.catalog import KINDS, SORTS, Catalog
 from rhymed.records.history.folder import RunFolder
 from rhymed.records.logs import (
@@ -54,7 +54,7 @@ from rhymed_store.browse import Browse, StoreReader
 from rhymed_store.codec import records
 
 # What a reader needs to judge a run and to repeat it, as tables: what differs from the defaults, how it was started,
-# on what, and the commands that repeat it. Pure.
+# and on what. Pure.
 #
 # A setting's key is its path (`trainer.lr`); entries of a list of tables are named by their `name`, else numbered
 # from 1 (`eval.datasets[held-out].path`).
@@ -68,7 +68,7 @@ Table = tuple[str, list[tuple[str, str]]]
 """Title, and rows of a name and a value."""
 
 
-def about(folder: Path, config: dict[str, Any], starts: Sequence[Start]) -> list[Table]:
+def about(config: dict[str, Any], starts: Sequence[Start]) -> list[Table]:
     """Those that have rows. `config`: without secrets; empty: there is none."""
     found: list[Table] = [("Settings that differ from the defaults", changed(config))]
     if starts:
@@ -78,7 +78,6 @@ def about(folder: Path, config: dict[str, Any], starts: Sequence[Start]) -> list
             ("Versions and hardware", [*last.machine.items(), *last.versions.items()]),
             ("Files at the start, SHA-256", _files(starts)),
         ]
-    found.append(("How to reproduce", list(_reproduce(folder, config, starts))))
     return [(title, rows) for title, rows in found if rows]
 
 
@@ -117,24 +116,6 @@ def _differs(key: str, value: Any, usual: dict[str, Any]) -> bool:
 def _files(starts: Sequence[Start]) -> list[tuple[str, str]]:
     """Once per content."""
     return [(file, sha or TOO_LARGE) for file, sha in dict.fromkeys(p for one in starts for p in one.files.items())]
-
-
-def _reproduce(folder: Path, config: dict[str, Any], starts: Sequence[Start]) -> Iterator[tuple[str, str]]:
-    if starts:
-        last = starts[-1]
-        without = ", without its uncommitted changes" if last.commit and last.changed else ""
-        checkout = f"git checkout {last.commit} && make setup" if last.commit else "make setup"
-        lack = "" if last.commit else "; the commit is not known: take the version above"
-        yield f"the same code, in a clone of rhymed{without}{lack}", checkout
-    if config:
-        base = f"; its relative paths are based on {starts[-1].folder}" if starts else ""
-        yield (
-            f"the same run again, into ./runs{base}",
-            f"rhymed run {quoted(folder / 'config.json')} -o run.folder=runs",
-        )
-        yield "compare the two, sample by sample", f"rhymed history compare {quoted(folder)} OTHER"
-        yield "audit this one", f"rhymed history audit {quoted(folder)}"
-        yield "write this page again", f"rhymed report {quoted(folder)}"
 
 
 def _day(seconds: float) -> str:
@@ -284,7 +265,7 @@ class Source:
             "started": self._started(),
             **self._times(steps, alive=queues is not None),
             "config": redacted(config),
-            "about": about(self.folder, redacted(config), provenance.read(self.folder)),
+            "about": about(redacted(config), provenance.read(self.folder)),
             "versions": versions(),
             "missing": NO_ROWS if lacks_rows else "",
         }
