@@ -28,9 +28,8 @@ from rhymed.core.run import timeline
 from rhymed.core.run.layout import paths_of
 from rhymed.core.run.metrics import Row, drafting, filtering, totals
 from rhymed.core.run.state import state_of
-from rhymed.core.run.timeline import Timeline
 from rhymed.core.secret import HIDDEN, hide, is_secret
-from rhymed.core.text import counted, duration, quoted, size_of, step_phrase
+from rhymed.core.text import duration, quoted, size_of, step_phrase
 from rhymed.records.history.folder import RunFolder
 from rhymed.show.dashboard.data import samples
 from rhymed.show.dashboard.data.source import Source, encode
@@ -70,12 +69,11 @@ def gather(folder: Path, *, ended: bool = False) -> dict[str, Any]:
     of the newest step, how many it has (`of`), and `problems`: what could not be read."""
     source, line, problems = Source(folder), timeline.read(folder), list[str]()
     try:
-        run = {**source.run(None), "state": state_of(folder, line, ended=ended), "missing": ""}
+        run = {**source.run(None), "state": state_of(folder, line, ended=ended)}
         news = source.news(None, serial=-1, most=MOST_SPANS)
         news["steps"]["steps"] = _thinned(news["steps"]["steps"], problems)
         if not source.config:
             problems.append("There is no config.json that can be read.")
-        problems += _without_numbers(folder, run["state"], line, set(source.rows.counted))
         found, of = _newest(source, problems)
         none: dict[str, Any] = {"epochs": []}
         store = source.store(None)
@@ -129,22 +127,6 @@ def _unsplit(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The pieces of a response, which are cut where drafts begin and end; one piece if a secret may be cut, too."""
     text = "".join(piece["text"] for piece in pieces)
     return [{**pieces[0], "text": hide(text)}] if hide(text) != text else pieces
-
-
-def _without_numbers(folder: Path, state: str, line: Timeline, lines: set[int]) -> Iterator[str]:
-    """Trained steps without metrics. In a living run the newest step's may not be written yet."""
-    trained = {event.step for event in line.events if event.event == "trained" and event.step is not None}
-    lost = sorted(trained - lines)
-    if state == "running":
-        lost = [step for step in lost if step != max(trained)]
-    if lost and not lines:
-        file = "metrics.jsonl has no steps" if (folder / "metrics.jsonl").exists() else "There is no metrics.jsonl"
-        yield f"{file}: the timeline has {counted(len(lost), 'trained step')}; curves and sums are missing."
-    elif lost:
-        yield (
-            f"metrics.jsonl lacks {counted(len(lost), 'step')} that the timeline has as trained, starting with"
-            f" {step_phrase(lost[0])}: curves and sums cover the other steps."
-        )
 
 
 def _totals(rows: list[Row], elapsed_s: float) -> Iterator[tuple[str, str]]:

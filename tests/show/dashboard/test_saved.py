@@ -243,18 +243,11 @@ def test_a_crashed_run_is_shown_as_far_as_it_is_there(make_run: Made) -> None:
     assert "scorer timed out" in [one["reason"] for one in data["samples"]]
 
 
-def test_steps_whose_metrics_are_gone_are_a_problem(run: Path) -> None:
-    trained = [Event(t=110.0 + step, event="trained", step=step) for step in range(6)]
-    diary(run, Event(t=99.0, event="begun", step=0), *trained, Event(t=119.0, event="finished"))
-    for steps, problem in (
-        (None, "There is no metrics.jsonl: the timeline has 6 trained steps"),
-        (0, "metrics.jsonl has no steps: the timeline has 6 trained steps"),
-        (4, "metrics.jsonl lacks 2 steps that the timeline has as trained, starting with step 5"),
-        (6, ""),
-    ):
-        if steps is not None:
-            metrics(run, steps)
-        assert [one.startswith(problem) for one in gather(run)["problems"]] == [True] * bool(problem)
+def test_that_the_metrics_are_gone_is_stated(run: Path) -> None:
+    diary(run, *(Event(t=110.0 + step, event="trained", step=step) for step in range(6)))
+    assert "metrics.jsonl is not in the run's folder" in gather(run)["answers"]["api/run"]["missing"]
+    metrics(run, 6)
+    assert gather(run)["answers"]["api/run"]["missing"] == ""
 
 
 def test_a_page_of_a_long_run_stays_small(run: Path) -> None:
@@ -268,15 +261,10 @@ def test_a_page_of_a_long_run_stays_small(run: Path) -> None:
     assert any("12,345" in str(one) for one in data["totals"]), data["totals"]
 
 
-def test_the_newest_step_of_a_run_that_goes_on_may_have_no_metrics_yet(run: Path) -> None:
-    diary(run, *(Event(t=110.0 + step, event="trained", step=step) for step in range(4)))
-    metrics(run, 3)
+def test_a_run_that_is_held_goes_on_unless_its_end_is_known(run: Path) -> None:
     with runs.hold(layout_of(Config.model_validate_json((run / "config.json").read_text()))):
-        assert gather(run)["problems"] == []
         assert gather(run)["answers"]["api/run"]["state"] == "running"
         assert gather(run, ended=True)["answers"]["api/run"]["state"] == "stopped"
-        metrics(run, 2)
-        assert len(gather(run)["problems"]) == 1
 
 
 def test_every_setting_of_a_dataset_that_was_chosen_has_a_row(run: Path) -> None:
