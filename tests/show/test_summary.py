@@ -61,37 +61,13 @@ def test_time_is_that_of_the_timeline_without_pauses(tmp_path: Path) -> None:
         assert json.loads((where.folder / "summary.json").read_text())["elapsed_s"] == 42.0
 
 
-@pytest.mark.parametrize(
-    ("length", "epochs", "accepted", "saved_s", "why"),
-    [
-        (14.0, 2, 0.8, 2.0, "responses of 14 tokens leave little to draft"),
-        (300.0, 1, 0.8, 2.0, "in a first epoch there are no earlier responses to draft from"),
-        (300.0, 2, 0.2, 2.0, "responses differed much from those of the epoch before"),
-        (14.0, 2, 0.8, 40.0, ""),  # they saved much
-        (300.0, 2, 0.8, 2.0, ""),  # of other reasons nothing is known
-    ],
-)
-def test_where_drafts_save_little_the_reason_is_named(
-    tmp_path: Path, length: float, epochs: int, accepted: float, saved_s: float, why: str
-) -> None:
+@pytest.mark.parametrize(("saved_s", "hint"), [(2.0, True), (40.0, False)])
+def test_where_drafts_save_little_the_page_about_that_is_named(tmp_path: Path, saved_s: float, hint: bool) -> None:
     config, where = folder.create(Config(run=Run(folder=str(tmp_path))))
-    reported = {
-        "forwards": 1000.0,
-        "drafted": 2000.0,
-        "accepted": 2000.0 * accepted,
-        "timed_s": 44.0,
-        "saved_s": saved_s,
-    }
+    reported = {"forwards": 1000.0, "drafted": 2000.0, "accepted": 1600.0, "timed_s": 44.0, "saved_s": saved_s}
     spec = {f"rollout/spec_{name}": value for name, value in reported.items()}
-    rows = [
-        row(step, 0.5) | spec | {"response_length/mean": length, "training/epoch": step % epochs} for step in range(2)
-    ]
-    where.metrics.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    lines = summary(config, where).splitlines()
-    (place,) = [number for number, line in enumerate(lines) if line.startswith("drafts ")]
-    reason = f"         {why}: see docs/how.md, Where drafts help"
-    assert (lines[place + 1] == reason) == bool(why)
-    assert sum("docs/how.md" in line for line in lines) == bool(why)
+    where.metrics.write_text(json.dumps(row(0, 0.5) | spec) + "\n")
+    assert ("docs/how.md" in summary(config, where)) == hint
 
 
 def test_supervised_training_is_reported_by_its_loss(tmp_path: Path) -> None:

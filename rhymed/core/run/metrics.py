@@ -92,9 +92,6 @@ def _event(step: int, metrics: dict[str, float]) -> Any:
 #
 # A row is a step's line of `metrics.jsonl`, names as in docs/metrics.md; a value may be missing or None.
 
-MODEST = 1.3  # a speed-up below this has a reason that people look for
-SHORT = 64  # response tokens, mean
-ALIKE = 0.5  # of the drafted tokens, accepted
 EDGE_STEPS = 5  # the means of this many first and last steps are compared
 
 Row = dict[str, Any]
@@ -177,21 +174,6 @@ def drafting(rows: Sequence[Row]) -> dict[str, float | None] | None:
         "accept_rate": _ratio(sums["accepted"], sums["drafted"]),
         "net_speedup": _ratio(sums["timed_s"] + sums["saved_s"], sums["timed_s"]),
     }
-
-
-def why_little(rows: Sequence[Row]) -> str:
-    """Why drafts saved little time, as far as these rows show it; empty: they saved much, or there were none."""
-    found = drafting(rows)
-    if found is None or (found["net_speedup"] or 0.0) >= MODEST:
-        return ""
-    lengths = known(rows, "response_length/mean")
-    if len(epochs(rows)) < 2:
-        return "in a first epoch there are no earlier responses to draft from"
-    if lengths and mean(lengths) < SHORT:
-        return f"responses of {mean(lengths):.0f} tokens leave little to draft"
-    if (found["accept_rate"] or 0.0) < ALIKE:
-        return "responses differed much from those of the epoch before"
-    return ""
 
 
 def epochs(rows: Sequence[Row]) -> list[dict[str, Any]]:
