@@ -104,7 +104,7 @@ class StepRows:
 
     def advice(self, config: Mapping[str, Any]) -> list[dict[str, str]]:
         rows = [self.counted[step] for step in sorted(self.counted)]
-        return [advice._asdict() for advice in advice.advise(rows, config)]
+        return advice.advise(rows, config)
 
     def epochs(self) -> list[dict[str, Any]]:
         if self._epochs[0] != self.serial:
