@@ -197,7 +197,6 @@ def _add_stats(verbs: Any) -> None:
     parser = make_parser(verbs, "stats", "samples, lengths and rewards by epoch", show_stats)
     add_examples(parser, "rhymed history stats runs/quickstart", "rhymed history stats --json")
     add_run(parser)
-    parser.add_argument("--read", type=count, metavar="N", help="read at most N prompts (default: 2000)")
     parser.add_argument("--json", action="store_true", help="as one JSON object")
 
 
@@ -208,7 +207,7 @@ def _add_show(verbs: Any) -> None:
     add_examples(
         parser,
         "rhymed history show",
-        "rhymed history show --held-out",
+        "rhymed history show --kind held-out",
         "rhymed history show 3f2a --epochs 1,5",
         "rhymed history show 'how many apples' --limit 8",
     )
@@ -217,13 +216,11 @@ def _add_show(verbs: Any) -> None:
     parser.add_argument(
         "--epochs", metavar="N,N", help="epochs, from 1 (default: the last ones that fit); -1: newest imported"
     )
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument(
-        "--held-out", action="store_true", help="list only prompts that are evaluated and not trained on"
-    )
-    only.add_argument("--training", action="store_true", help="list only prompts that are trained on")
     parser.add_argument(
-        "--sort", choices=("reward", "length", "id"), default="reward", help="order of the list, the least first"
+        "--kind", choices=("training", "held-out", "imported"), help="list only these prompts (default: all)"
+    )
+    parser.add_argument(
+        "--sort", choices=("reward", "length", "spread", "id"), default="reward", help="order, the least first"
     )
     parser.add_argument("--limit", type=count, metavar="N", help="prompts (default: 20), or responses (default: 4)")
     parser.add_argument("--json", action="store_true", help="one JSON object per line, for each prompt or sample")
@@ -254,12 +251,12 @@ def _add_import(verbs: Any) -> None:
 
 def show_stats(arguments: argparse.Namespace) -> int:
     from rhymed.records.history.folder import open_folder
-    from rhymed.records.history.stats import MOST_PROMPTS, render, stats
+    from rhymed.records.history.stats import render, stats
 
     with open_folder(arguments.run) as folder:
-        found = stats(folder.browse, arguments.read or MOST_PROMPTS)
+        found = stats(folder.browse)
         if arguments.json:
-            show_json(json.dumps(found.json(), indent=2))
+            show_json(json.dumps(found, indent=2))
         else:
             _terminal().print(render(found, folder.name))
     return 0
@@ -268,19 +265,17 @@ def show_stats(arguments: argparse.Namespace) -> int:
 def show_samples(arguments: argparse.Namespace) -> int:
     from rhymed.records.history import show as view
     from rhymed.records.history.folder import open_folder
-    from rhymed.records.history.prompts import listing, order, render_listing
+    from rhymed.records.history.prompts import listing, render_listing
 
     refuse_run([arguments.prompt] if arguments.prompt else [], "a prompt")
     with open_folder(arguments.run) as folder:
         ids = view.find(folder.browse, arguments.prompt) if arguments.prompt else folder.browse.ids()
         if not arguments.prompt or len(ids) > 1:
-            held_out = True if arguments.held_out else False if arguments.training else None  # None: all prompts
-            ids = order(folder.browse, ids, arguments.sort, held_out=held_out)
-            rows = listing(folder.browse, ids[: arguments.limit or 20])
+            rows, there = listing(folder.browse, set(ids), arguments.sort, arguments.limit or 20, arguments.kind)
             if arguments.json:
                 _print_json(rows)
             else:
-                _terminal().print(render_listing(rows, len(ids)))
+                _terminal().print(render_listing(rows, there))
             return 0
         shown = view.columns(folder, ids[0], _epochs(arguments.epochs), _terminal().width)
         if arguments.json:

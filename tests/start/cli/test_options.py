@@ -110,7 +110,7 @@ def test_words_may_be_of_any_length_and_kind() -> None:
     assert meant_run(["how many apples? " * 100, "\u00e4" * 5000, ""]) == ""
 
 
-@pytest.mark.parametrize("words", ["history stats --read", "history show --limit"])
+@pytest.mark.parametrize("words", ["history restore --steps", "history show --limit"])
 @pytest.mark.parametrize("number", ["x", "0", "-1", "1.5"])
 def test_a_count_is_a_whole_number_from_1_on(words: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = refused(*words.split()[:-1], f"{words.split()[-1]}={number}", capsys=capsys)
