@@ -1,7 +1,7 @@
 """`rhymed history export`: every sample of a store as a row of a parquet or JSONL file. Also the file's schema.
 
 The file appears whole or not at all; no more than a row group of it is ever in memory. Rows are in order of prompt,
-step, index, which reading it as history relies on.
+step, index.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from rhymed_store.columns import epochs_of, is_trained
 
 GROUP_ROWS = 1024
 GROUP_TOKENS = 1 << 20
-META = b"rhymed"
-"""Key of the parquet file's metadata: JSON of the run's name and its `Vocabulary`."""
 
 Write = Callable[[list[dict[str, Any]]], None]
 
@@ -92,7 +90,7 @@ def export(folder: RunFolder, out: Path, *, force: bool = False) -> Exported:
             part = stack.enter_context(atomic.new_file(out, 0o644))
         except OSError as error:
             raise ConfigError(f"{out}: {error.strerror}") from None
-        return _copy(folder, stack.enter_context(kinds[out.suffix](folder, part)))
+        return _copy(folder, stack.enter_context(kinds[out.suffix](part)))
 
 
 def _copy(folder: RunFolder, write: Write) -> Exported:
@@ -169,16 +167,15 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _parquet(folder: RunFolder, file: Path) -> Iterator[Write]:
+def _parquet(file: Path) -> Iterator[Write]:
     pa = arrow()
-    about = {"run": folder.name, **asdict(folder.vocabulary)}
-    columns = schema().with_metadata({META: json.dumps(about).encode()})
+    columns = schema()
     with pa.parquet.ParquetWriter(file, columns, compression="zstd") as writer:
         yield lambda group: writer.write_table(pa.Table.from_pylist(group, schema=columns))
 
 
 @contextlib.contextmanager
-def _jsonl(folder: RunFolder, file: Path) -> Iterator[Write]:
+def _jsonl(file: Path) -> Iterator[Write]:
     with file.open("w") as opened:
 
         def write(group: list[dict[str, Any]]) -> None:

@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Container, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby, islice
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from rhymed.core.config import Config, Net
-from rhymed.core.errors import ConfigError, DataError, DeadlineExceeded
-from rhymed.core.messages import Fork, SampleId, SampleInfo, Score
+from rhymed.core.errors import DataError, DeadlineExceeded
+from rhymed.core.messages import SampleInfo, Score
 from rhymed.core.run.layout import layout_of
 from rhymed.core.steps import is_evaluation
 from rhymed.inputs.rows import Row
 from rhymed.inputs.tokenizer import Vocabulary, read_vocabulary
-from rhymed.records.history.export import META, arrow, rows, schema
-from rhymed.records.history.folder import RunFolder, open_folder
+from rhymed_store.browse import Browse, Response
 from rhymed_store.client import NewSample, StoreClient, connect
 from rhymed_store.database.transactions import is_open
 from rhymed_store.service import StoreService
@@ -64,20 +61,22 @@ def vocabulary_of(config: Config) -> Vocabulary:
     return read_vocabulary(resolve_model(config) / "tokenizer.json")
 
 
-def check_ids(source: Origin, size: int, owner: str) -> None:
+def check_ids(source: Browse, size: int, owner: str) -> None:
     """Raises `DataError` if a token id is not in the owner's vocabulary: the source has another tokenizer."""
-    for samples in source.prompts():
-        for sample in samples:
-            for name in ("prompt_tokens", "tokens"):
-                largest = int(np.max(sample[name], initial=0))
-                if largest >= size:
-                    raise DataError(
-                        f"{owner} has {size} tokens, but sample {_id(sample, sample['step'])} has the token id"
-                        f" {largest}: it was made with another tokenizer; nothing was imported"
-                    )
+    for response in _responses(source):
+        largest = int(max(np.max(tokens, initial=0) for tokens in (response.prompt_tokens, response.tokens)))
+        if largest >= size:
+            raise DataError(
+                f"{owner} has {size} tokens, but sample {response.info.id} has the token id {largest}: it was made"
+                " with another tokenizer; nothing was imported"
+            )
 
 
-async def import_history(source: Origin, config: Config, wanted: Container[str] | None) -> ImportReport:
+def _responses(source: Browse) -> Iterator[Response]:
+    return (response for prompt in source.ids() for response in source.responses(prompt))
+
+
+async def import_history(source: Browse, config: Config, wanted: Container[str] | None) -> ImportReport:
     """`wanted`: ids of the prompts to import; None: all."""
     report = ImportReport()
     async with _store(config) as client:
@@ -93,47 +92,45 @@ class PromptGroup(NamedTuple):
     samples: list[NewSample]
 
 
-def _groups(source: Origin, wanted: Container[str] | None, report: ImportReport) -> Iterator[PromptGroup]:
-    for samples in source.prompts():
-        prompt = str(samples[0]["prompt_id"])
+def _groups(source: Browse, wanted: Container[str] | None, report: ImportReport) -> Iterator[PromptGroup]:
+    for prompt in source.ids():
+        responses = source.responses(prompt)
         if wanted is not None and prompt not in wanted:
-            report.left_out[ELSEWHERE] += len(samples)
+            report.left_out[ELSEWHERE] += len(responses)
             continue
-        kept = [sample for sample in samples if not (reason := _unfit(sample)) or report.left_out.update([reason])]
-        steps = sorted({sample["step"] for sample in kept}, reverse=True)
-        row = samples[0]["row"]
+        kept = [one for one in responses if not (reason := _unfit(one)) or report.left_out.update([reason])]
+        steps = sorted({one.info.id.step for one in kept}, reverse=True)
+        row = source.row(prompt)
         if kept:
-            new = [_new_sample(sample, -1 - steps.index(sample["step"])) for sample in kept]
+            new = [_new_sample(one, -1 - steps.index(one.info.id.step)) for one in kept]
             yield PromptGroup(None if row is None else msgspec.json.decode(row, type=Row), new)
 
 
-def _unfit(sample: Sample) -> str:
-    if is_evaluation(sample["step"]):
+def _unfit(response: Response) -> str:
+    info = response.info
+    if is_evaluation(info.id.step):
         return HELD_OUT
-    if sample["state"] == "dropped":
+    if response.state == "dropped":
         return DROPPED
-    return UNFINISHED if not sample["length"] or sample["finish_reason"] == "abort" else ""
+    return UNFINISHED if not info.length or info.finish_reason == "abort" else ""
 
 
-def _id(sample: Sample, step: int) -> SampleId:
-    return SampleId(step=step, prompt=sample["prompt_id"], index=sample["index"])
-
-
-def _new_sample(sample: Sample, step: int) -> NewSample:
-    tokens, context = np.asarray(sample["tokens"], np.uint32), np.asarray(sample["prompt_tokens"], np.uint32)
+def _new_sample(response: Response, step: int) -> NewSample:
+    """Without its calls, parts and drafts, which no draft needs."""
+    old = response.info
     info = SampleInfo(
-        id=_id(sample, step),
-        prompt_length=len(context),
-        length=len(tokens),
-        finish_reason=sample["finish_reason"],
-        versions=[(sample["policy_version"] or 0, len(tokens))],
-        reward=sample["reward"],
-        turns=list(sample["turns"] or ()),
-        earned=sample["earned"],
-        turn_rewards=list(sample["turn_rewards"] or ()),
-        forks=msgspec.json.decode(sample["forks"] or "[]", type=list[Fork]),
+        id=msgspec.structs.replace(old.id, step=step),
+        prompt_length=old.prompt_length,
+        length=old.length,
+        finish_reason=old.finish_reason,
+        versions=old.versions,
+        reward=old.reward,
+        turns=old.turns,
+        earned=old.earned,
+        turn_rewards=old.turn_rewards,
+        forks=old.forks,
     )
-    return NewSample(info, context, tokens, None)
+    return NewSample(info, response.prompt_tokens, response.tokens, None)
 
 
 async def _put(client: StoreClient, samples: list[NewSample], report: ImportReport) -> None:
@@ -184,85 +181,3 @@ async def _store(config: Config) -> AsyncIterator[StoreClient]:
     finally:
         if is_new:
             shutil.rmtree(layout.sockets, ignore_errors=True)
-
-
-# Where imported history comes from: a run's folder, or a parquet file that `rhymed history export` wrote.
-#
-# Both yield prompt after prompt, all of its samples at once, as dictionaries with the keys of the file's schema.
-
-Sample = dict[str, Any]
-UNUSED = ("text", "drafted", "parts", "token_rewards", "calls")
-"""Columns that an import does not need."""
-
-
-class Origin(Protocol):
-    vocabulary: Vocabulary
-
-    def prompts(self) -> Iterator[list[Sample]]: ...
-
-
-@contextlib.contextmanager
-def open_source(path: Path) -> Iterator[Origin]:
-    """Raises `ConfigError` for a path that is neither, `DataError` for another parquet file."""
-    if path.is_file():
-        if path.suffix != ".parquet":
-            raise ConfigError(f"{path}: name a run's folder, or a .parquet file that `rhymed history export` wrote")
-        yield _FileSource(path)
-        return
-    with open_folder(path) as folder:
-        yield _RunSource(folder)
-
-
-class _RunSource:
-    def __init__(self, folder: RunFolder) -> None:
-        self.vocabulary, self._browse = folder.vocabulary, folder.browse
-        folder.decode = None  # the text is not imported
-        self._folder = folder
-
-    def prompts(self) -> Iterator[list[Sample]]:
-        for prompt in self._browse.ids():
-            yield rows(self._folder, prompt)
-
-
-class _FileSource:
-    def __init__(self, path: Path) -> None:
-        self._path, pa = path, arrow()
-        try:
-            file_schema = pa.parquet.read_schema(path)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path}: not a readable parquet file: {error}") from None
-        self._columns = [name for name in schema().names if name not in UNUSED]
-        if missing := [name for name in self._columns if name not in file_schema.names]:
-            raise DataError(
-                f"{path} is not a file of `rhymed history export`: no column {', '.join(missing)}; its columns:"
-                f" {', '.join(file_schema.names)}"
-            )
-        about = json.loads((file_schema.metadata or {}).get(META, b"{}"))
-        self.vocabulary = Vocabulary(about.get("size"), about.get("fingerprint", ""))
-
-    def prompts(self) -> Iterator[list[Sample]]:
-        before = ""
-        for prompt, samples in groupby(self._rows(), key=lambda row: str(row["prompt_id"])):
-            if prompt <= before:
-                raise DataError(f"{self._path}: its rows are not in order of prompt_id, as an export writes them")
-            before = prompt
-            yield list(samples)
-
-    def _rows(self) -> Iterator[Sample]:
-        pa = arrow()
-        try:
-            with pa.parquet.ParquetFile(self._path) as file:
-                for batch in file.iter_batches(batch_size=256, columns=self._columns):
-                    yield from _unpack(batch)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self._path}: not a readable parquet file: {error}") from None
-
-
-def _unpack(batch: Any) -> list[Sample]:
-    """Its rows, with token ids as arrays: as lists they would take twenty times the memory and time."""
-    arrays = ("prompt_tokens", "tokens")
-    found: list[Sample] = batch.select([name for name in batch.schema.names if name not in arrays]).to_pylist()
-    for name in arrays:
-        for row, tokens in zip(found, batch.column(name), strict=True):
-            row[name] = tokens.values.to_numpy() if tokens.is_valid else ()
-    return found

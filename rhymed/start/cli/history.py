@@ -239,12 +239,10 @@ def _add_import(verbs: Any) -> None:
     add_examples(
         parser,
         "rhymed history import next.toml runs/quickstart",
-        "rhymed history import next.toml samples.parquet --all",
+        "rhymed history import next.toml runs/quickstart --all",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run, or its folder")
-    parser.add_argument(
-        "source", type=Path, metavar="SOURCE", help="the earlier run's folder, or an exported .parquet"
-    )
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="the earlier run's folder, or a backup of it")
     parser.add_argument("--all", action="store_true", help="include prompts that are not in the run's data")
     add_override(parser)
 
@@ -338,20 +336,20 @@ def bring(arguments: argparse.Namespace) -> int:
     from rhymed.inputs.datasets import load_rows
     from rhymed.inputs.rows import prompt_id
     from rhymed.records.history import ingest
-    from rhymed.records.history.ingest import open_source
+    from rhymed.records.history.folder import open_folder
 
     config = _target(arguments)
     if layout_of(config).folder == arguments.source.resolve():
         raise ConfigError(f"{arguments.source} is the folder of CONFIG's own run: its history is there already")
-    with open_source(arguments.source) as source:
+    with open_folder(arguments.source) as source:
         whose = f"the model of {arguments.config}"
         own = ingest.vocabulary_of(config)
         remedy = "import from a run of the same model family"
         own.check(source.vocabulary, whose, str(arguments.source), remedy)
         if own.size and not (own.fingerprint and source.vocabulary.fingerprint):
-            ingest.check_ids(source, own.size, whose)
+            ingest.check_ids(source.browse, own.size, whose)
         wanted = None if arguments.all else {prompt_id(row) for row in load_rows(config)}
-        report = asyncio.run(ingest.import_history(source, config, wanted))
+        report = asyncio.run(ingest.import_history(source.browse, config, wanted))
     _tell(arguments, config, report)
     return 0
 

@@ -8,8 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from rhymed.core.config.load import load_config
@@ -61,15 +59,13 @@ def expected(prompt: str = APPLES) -> list[tuple[int, int, list[int], float | No
     )
 
 
-@pytest.mark.parametrize("through", ["folder", "parquet", "parquet without what an import does not need"])
+@pytest.mark.parametrize("through", ["folder", "backup"])
 def test_epochs_become_history_of_the_next_run(run: Path, config: Path, tmp_path: Path, rhymed, through: str) -> None:
     source = run
-    if through != "folder":
-        source = tmp_path / "earlier.parquet"
-        rhymed("export", source, "--run", run)
+    if through == "backup":
+        source = tmp_path / "copy"
+        rhymed("backup", run, source)
         shutil.rmtree(run)
-    if "without" in through:
-        pq.write_table(pq.read_table(source).drop_columns(["drafted", "calls"]), source)
     status, out, err = rhymed("import", config, source)
     assert (status, err) == (0, "")
     assert "next: 8 samples of 2 prompts imported, 124 tokens, as steps -2 to -1" in out
@@ -82,13 +78,11 @@ def test_epochs_become_history_of_the_next_run(run: Path, config: Path, tmp_path
 
 
 def test_imported_samples_keep_their_turns(in_turns: Path, config: Path, tmp_path: Path, rhymed) -> None:
-    """From the folder, and from a file; without their calls, which no draft needs."""
-    rhymed("export", tmp_path / "agents.parquet", "--run", in_turns)
-    for name, source in (("next", in_turns), ("other", tmp_path / "agents.parquet")):
-        assert rhymed("import", config, source, "-o", f"run.name={name}")[0] == 0
-        with open_folder(tmp_path / name) as run:
-            found = run.browse.responses(APPLES)
-        assert [(one.info.id.step, one.info.turns) for one in found] == [(-1, [4, 2, 3]), (-1, [2, 3, 1]), (-1, [3])]
+    """Without their calls, which no draft needs."""
+    assert rhymed("import", config, in_turns)[0] == 0
+    with open_folder(tmp_path / "next") as run:
+        found = run.browse.responses(APPLES)
+    assert [(one.info.id.step, one.info.turns) for one in found] == [(-1, [4, 2, 3]), (-1, [2, 3, 1]), (-1, [3])]
 
 
 async def test_the_run_that_follows_uses_the_folder_and_finds_it(run: Path, config: Path, rhymed) -> None:
@@ -201,30 +195,13 @@ def test_another_tokenizer_is_refused(run: Path, config: Path, tiny_model: Path,
     assert rhymed("import", config, run, *use)[0] == 0  # of the same family
     text = (model / "tokenizer.json").read_text()
     (model / "tokenizer.json").write_text(text.replace('"<pad>"', '"<blank>"'))
-    rhymed("export", tmp_path / "out.parquet", "--run", run)
-    for source in (run, tmp_path / "out.parquet"):
-        status, _, err = rhymed("import", config, source, *use)
-        assert (status, "has another tokenizer (264 tokens, fingerprint" in err) == (2, True)
+    status, _, err = rhymed("import", config, run, *use)
+    assert (status, "has another tokenizer (264 tokens, fingerprint" in err) == (2, True)
 
 
 def test_sources_that_are_none_are_reported(run: Path, config: Path, tmp_path: Path, rhymed) -> None:
-    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
-    (tmp_path / "broken.parquet").write_text("PAR1")
-    for source, complaint in (
-        ("gone", "does not exist"),
-        ("rows.jsonl", "name a run's folder, or a .parquet file"),
-        ("rows.parquet", "no column prompt_id"),
-        ("broken.parquet", "not a readable parquet file"),
-    ):
+    for source, complaint in (("gone", "does not exist"), ("rows.jsonl", "has no store in it")):
         status, _, err = rhymed("import", config, tmp_path / source)
         assert (status, complaint in err) == (2, True), err
     status, _, err = rhymed("import", run, run)
     assert (status, "is the folder of CONFIG's own run" in err) == (2, True)
-
-
-def test_rows_out_of_order_are_refused(run: Path, config: Path, tmp_path: Path, rhymed) -> None:
-    rhymed("export", tmp_path / "out.parquet", "--run", run)
-    table = pq.read_table(tmp_path / "out.parquet")
-    pq.write_table(pa.concat_tables([table, table]), tmp_path / "twice.parquet")
-    status, _, err = rhymed("import", config, tmp_path / "twice.parquet")
-    assert (status, "not in order of prompt_id" in err) == (2, True)
