@@ -11,7 +11,7 @@ import pytest
 from rhymed.core.messages import EVAL
 from rhymed.core.run import provenance
 from rhymed.records import better
-from rhymed.records.better import Difference, best, difference, differences
+from rhymed.records.better import Difference, difference, differences
 from rhymed.start.cli import main
 from rhymed_store.columns import SampleColumns
 from tests.records.history.folders import APPLES, PEARS, write_store
@@ -25,29 +25,30 @@ def means(by: float, noise: float = 0.02, seed: int = 1) -> dict[tuple[int, int]
     return {(0, prompt): float(value) for prompt, value in enumerate(values)}
 
 
-def test_a_paired_difference_is_found_where_the_means_alone_show_none() -> None:
+def test_a_difference_is_found_where_the_means_alone_show_none() -> None:
     found = difference(means(0.0), means(0.03, seed=2))
     assert found is not None
-    assert (found.paired, found.prompts) == (True, 64)
+    assert found.prompts == 64
     assert found.by == pytest.approx(0.03, abs=0.01)
     assert found.error == pytest.approx(0.02 * 2**0.5 / 8, rel=0.3)
     assert found.is_more_than_noise
-    other = {(0, 1000 + prompt): value for (_, prompt), value in means(0.03, seed=2).items()}
-    unpaired = difference(means(0.0), other)
-    assert unpaired is not None
-    assert not unpaired.paired
-    assert not unpaired.is_more_than_noise
-    assert unpaired.error == pytest.approx(float(EASE.std()) * 2**0.5 / 8, rel=0.1)
+
+
+def test_rewards_of_other_prompts_are_not_judged() -> None:
+    other = {(0, 33 + prompt): value for (_, prompt), value in means(0.03, seed=2).items()}  # 31 of 64 are the same
+    assert difference(means(0.0), other) is None
+    assert difference({}, means(0.0)) is None
 
 
 def test_noise_alone_is_no_difference_and_few_prompts_do_not_decide() -> None:
     found = difference(means(0.0, 0.2), means(0.0, 0.2, seed=2))
     assert found is not None
     assert not found.is_more_than_noise
-    assert not Difference(0.0, 1.0, 7, True, 0.01).is_more_than_noise
-    assert Difference(0.0, 1.0, 8, True, 0.01).is_more_than_noise
-    assert difference({}, means(0.0)) is None
-    assert better.standard_error(np.ones(1)) is None
+    assert not Difference(1.0, 7, 0.01).is_more_than_noise
+    assert Difference(1.0, 8, 0.01).is_more_than_noise
+    single = difference({(0, 1): 0.5}, {(0, 1): 1.0})
+    assert single == Difference(0.5, 1, None)
+    assert not single.is_known
 
 
 def test_rewards_are_means_over_the_samples_of_a_prompt() -> None:
@@ -61,20 +62,13 @@ def test_rewards_are_means_over_the_samples_of_a_prompt() -> None:
     )
     assert better.trained(columns, 0, 2) == {(0, 7): 0.5, (1, 7): 0.3}
     assert better.held_out_means(columns, 4) == {(0, 7): 0.4}
-    assert better.prompts(columns) == {7}
-
-
-def test_the_best_steps_are_neighbours() -> None:
-    assert best([0, 9, 0, 0, 4, 4, 4], 3) == 4
-    assert best([1.0], 5) == 1.0
-    assert best([], 5) is None
 
 
 def test_only_keys_that_differ_are_differences_and_secrets_stay_hidden() -> None:
     one = {"run": {"name": "a"}, "trainer": {"lr": 1, "betas": [1]}, "metrics": {"api_key": "x"}, "old": 1}
     two = {"run": {"name": "b"}, "trainer": {"lr": 2, "betas": [1]}, "metrics": {"api_key": "y"}}
-    assert differences([one, two]) == {"trainer.lr": [1, 2], "old": [1, None]}
-    assert differences([one, one]) == {}
+    assert differences(one, two) == {"trainer.lr": [1, 2], "old": [1, None]}
+    assert differences(one, one) == {}
 
 
 def pair(place: Path, **second: object) -> tuple[str, str]:
@@ -91,23 +85,24 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["history", "compare", *runs]) == 1  # the same tokens, other rewards
     out = capsys.readouterr().out
     assert out.startswith("one and two: 8 samples in both")
-    assert "held-out rows, after 2 steps: two +0.500 ± 0.000 (2 prompts, paired): fewer than 8" in out
-    assert [line.split() for line in out.splitlines() if line.strip().startswith("reward, best")] == [
-        ["reward,", "best", "5", "steps", "in", "a", "row", "0.250", "0.750"]
-    ]
+    assert "held-out rows: two +0.500 ± 0.000 (2 prompts): fewer than 8 prompts do not decide" in out
+    assert "training rows, newest 20 steps of both: two +0.500 ± 0.000 (2 prompts): fewer than 8" in out
+    assert ["reward,", "last", "5", "steps", "0.250", "0.750"] in [line.split() for line in out.splitlines()]
     assert "settings that differ\n  trainer.lr  1e-06  0.0001" in out
     assert main(["history", "compare", *runs, "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)["better"]
-    assert (answer["held_out"]["by"], answer["obstacles"]) == (0.5, {})
+    assert answer["judged"]["held-out rows"] == {"by": 0.5, "prompts": 2, "error": 0.0, "more_than_noise": False}
+    assert answer["numbers"][1]["reward_final"] == 0.75
 
 
-def test_other_models_rows_and_rewards_are_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_rewards_are_stated_and_other_settings_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = pair(tmp_path, model__path="other", data__path="other.jsonl", reward__scorer="exact")
     assert main(["history", "compare", *runs]) == 1
     out = capsys.readouterr().out
-    assert "not comparable: other models (" in out
-    assert "not comparable: other rewards (reward.scorer)" in out
-    assert "rows (data.path)" not in out, "the paths differ, the prompts do not"
+    assert "rewards: not comparable: other rewards (reward.scorer)" in out
+    assert {"model.path", "data.path"} <= {line.split()[0] for line in out.splitlines() if line.strip()}
     assert "± " not in out, "nothing is judged"
 
 
@@ -120,8 +115,7 @@ def test_held_out_rewards_of_other_prompts_and_of_a_changed_function_are_not_jud
     runs = [str(tmp_path / name) for name in ("one", "two")]
     main(["history", "compare", *runs])
     out = capsys.readouterr().out
-    assert "not comparable: other held-out rows" in out
-    assert "held-out rows, after" not in out
+    assert "held-out rows: not judged: the runs have other ones" in out
     assert "other rewards" not in out, "more workers score alike"
     for number, run in enumerate(runs):
         files = {"score.py": str(number), "rows.jsonl": "same"}
@@ -141,9 +135,8 @@ def test_training_rewards_of_groups_that_were_chosen_by_their_rewards_are_not_ju
     )
     main(["history", "compare", *runs])
     out = capsys.readouterr().out
-    assert "not comparable: groups without a signal were left out" in out
-    assert "training rows, the newest" not in out
-    assert "held-out rows, after 2 steps" in out
+    assert "training rows, newest 20 steps of both: not judged: groups without a signal were left out" in out
+    assert "held-out rows: two +0.500" in out
 
 
 def test_runs_without_a_step_have_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
