@@ -126,14 +126,6 @@ def truncated(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-def shortened(text: str, length: int) -> str:
-    """Without its middle: long names in a folder have the same beginning and differ at their ends."""
-    if len(text) <= length:
-        return text
-    end = (length - 3) // 2
-    return f"{text[: length - 3 - end]}...{text[len(text) - end :]}"
-
-
 def toml_key(name: str) -> str:
     return name if TOML_BARE.fullmatch(name) else _toml_quoted(name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +19,7 @@ from rhymed.core.run.state import State, end_of, state_of
 from rhymed.core.run.timeline import Timeline
 from rhymed_store.database.transactions import is_open
 
-# Which folders in a folder are runs. Anything else, such as models and datasets, is ignored.
-#
-# A folder in it that is no run but holds runs is looked into as well.
-
 MEAN, PROMPTS = "/reward/mean", "/prompts"  # ends of an evaluation's keys
-LEFT = ("metrics.jsonl", "timeline.jsonl", "starts.jsonl", "store/data.mdb")  # only a run leaves these
 
 
 class Found(NamedTuple):
@@ -39,19 +34,24 @@ class Damaged(NamedTuple):
 
 
 def find(place: Path) -> tuple[list[Found], list[Damaged]]:
-    """By name. Raises `ConfigError` if there is no such folder."""
+    """The runs in this folder and in folders of it, by name; anything else, such as models and datasets, is ignored.
+    Raises `ConfigError` if there is no such folder."""
     if place.is_file():
         raise ConfigError(f"{place} is a file: name a folder that holds runs, e.g. runs")
     if not place.is_dir():
         raise ConfigError(f"{place} does not exist: name a folder that holds runs, e.g. runs{near(place)}")
     runs: list[Found] = []
     damaged: list[Damaged] = []
-    for folder, name in _candidates(place):
+    root = place.resolve()
+    for folder in sorted(
+        file.parent for inner in ("[!.]*", "[!.]*/[!.]*") for file in place.glob(f"{inner}/config.json")
+    ):
+        name, real = folder.relative_to(place), folder.resolve()
+        if real.is_relative_to(root) and real != root / name:
+            continue  # a link, such as `latest`, to what is listed already
         try:
             if (config := config_of(folder)) is not None:
-                runs.append(Found(name, folder, config))
-            elif any((folder / file).exists() for file in LEFT):
-                damaged.append(Damaged(folder, "it has no config.json"))
+                runs.append(Found(str(name), folder, config))
         except (OSError, ValueError) as error:
             damaged.append(Damaged(folder, f"config.json cannot be read: {error}"))
     return runs, damaged
@@ -66,30 +66,6 @@ def config_of(folder: Path) -> dict[str, Any] | None:
         return None
     is_run = isinstance(config, dict) and all(isinstance(config.get(name), dict) for name in ("run", "rollout"))
     return config if is_run else None
-
-
-def _candidates(place: Path) -> Iterator[tuple[Path, str]]:
-    root = place.resolve()
-    for folder in _folders(place, root):
-        below = [] if _is_one(folder) else [inner for inner in _folders(folder, root) if _is_one(inner)]
-        if below:
-            yield from ((inner, f"{folder.name}/{inner.name}") for inner in below)
-        else:
-            yield folder, folder.name
-
-
-def _is_one(folder: Path) -> bool:
-    return any((folder / file).exists() for file in ("config.json", *LEFT))
-
-
-def _folders(place: Path, root: Path) -> list[Path]:
-    """Without hidden ones, and without links to what is in `root`, which is listed already."""
-    try:
-        inside = sorted(place.iterdir())
-    except OSError:
-        return []
-    found = [path for path in inside if path.is_dir() and not path.name.startswith(".")]
-    return [path for path in found if not (path.is_symlink() and path.resolve().is_relative_to(root))]
 
 
 # A row of the list. A run is alive while a process of this machine holds its folder or has its store open.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rhymed.core.errors import ConfigError
 from rhymed.core.style import plain_table
-from rhymed.core.text import age, counted, number, quoted, shortened
+from rhymed.core.text import age, counted, number, quoted
 from rhymed.start.cli.options import add_examples, add_json, print_json
 
 if TYPE_CHECKING:
@@ -60,56 +60,28 @@ def show(found: Listing) -> None:
     if found.runs:
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = UNLIMITED
-        console.print(table(found, time.time(), console.width))
+        console.print(table(found, time.time()))
     for line in notes(found):
         console.print(line, markup=False, soft_wrap=True)
 
 
-# The list of runs on a terminal.
-
-LEAST_NAME = 16  # characters of a name that are kept however narrow the terminal is
-BETWEEN = 3  # characters between two columns
 COLUMNS = ("name", "state", "step", "reward", "held-out", "age")
-OPTIONAL = ("held-out",)  # left out where no run has one
-NARROW = ("age", "held-out", "reward", "step")  # left out, in this order, where lines are short
-NONE = "-"
 LEFT = ("name", "state")  # columns that are aligned left
 COLOURS = {"running": "green", "stopped": "yellow"}
 
 
-def table(listing: Listing, now: float, width: int) -> Table:
-    """`now`: seconds since 1970; `width`: characters of a line. One line per run: long names lose their middle, and
-    columns are left out that have no room."""
+def table(listing: Listing, now: float) -> Table:
+    """`now`: seconds since 1970. Where lines are short, long names are folded."""
     from rich.text import Text
 
-    rows = [cells(row, now) for row in listing.runs]
-    widths = [max([len(column), *(len(row[at]) for row in rows)]) for at, column in enumerate(COLUMNS)]
-    chosen = [
-        at for at, column in enumerate(COLUMNS) if column not in OPTIONAL or any(row[at] != NONE for row in rows)
-    ]
-    chosen = _fitting(chosen, widths, width)
     shown = plain_table()
-    for at in chosen:
-        side: Literal["left", "right"] = "left" if COLUMNS[at] in LEFT else "right"
-        shown.add_column(COLUMNS[at], justify=side, no_wrap=True)
-    room = max(LEAST_NAME, width - _others(chosen, widths))
-    for name, state, *texts in ([row[at] for at in chosen] for row in rows):
-        shown.add_row(Text(shortened(name, room)), Text(state, COLOURS.get(state, "")), *texts)
+    for column in COLUMNS:
+        side: Literal["left", "right"] = "left" if column in LEFT else "right"
+        shown.add_column(column, justify=side, no_wrap=column != "name", overflow="fold")
+    for row in listing.runs:
+        name, state, *texts = cells(row, now)
+        shown.add_row(Text(name), Text(state, COLOURS.get(state, "")), *texts)
     return shown
-
-
-def _fitting(columns: list[int], widths: list[int], width: int) -> list[int]:
-    """Those of the columns that fit next to a name that is cut as far as it may be."""
-    for dropped in NARROW:
-        if min(widths[0], LEAST_NAME) + _others(columns, widths) <= width:
-            break
-        columns = [at for at in columns if COLUMNS[at] != dropped]
-    return columns
-
-
-def _others(columns: list[int], widths: list[int]) -> int:
-    """Characters of a line that the name does not have."""
-    return sum(widths[at] + BETWEEN for at in columns if at > 0) + 2
 
 
 def cells(row: RunRow, now: float) -> list[str]:
@@ -120,7 +92,7 @@ def cells(row: RunRow, now: float) -> list[str]:
         str(row.step) if row.steps is None else f"{row.step}/{row.steps}",
         number(row.reward, ".3f"),
         number(row.held_out, ".3f"),
-        NONE if row.started is None else age(now - row.started),
+        "-" if row.started is None else age(now - row.started),
     ]
 
 

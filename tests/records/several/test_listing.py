@@ -73,15 +73,12 @@ def test_only_runs_are_listed_and_damaged_ones_are_named(tmp_path: Path) -> None
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "notes.txt").touch()
-    broken, left = tmp_path / "broken", tmp_path / "left"
+    broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text('{"run":')
-    left.mkdir()
-    (left / "metrics.jsonl").touch()
     runs, damaged = find(tmp_path)
     assert [run.name for run in runs] == ["one", "rates/lr-1"]
-    assert {one.folder.name: one.why for one in damaged}["left"] == "it has no config.json"
-    assert "config.json cannot be read" in {one.folder.name: one.why for one in damaged}["broken"]
+    assert [(one.folder.name, "config.json cannot be read" in one.why) for one in damaged] == [("broken", True)]
 
 
 def test_a_run_on_another_disk_is_listed_by_its_link(tmp_path: Path) -> None:
@@ -144,7 +141,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert main(["runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines[:5])) <= 80
-    assert sorted(line.split()[0] for line in lines[3:5]) == ["one", "rates/learning...re-0.7-seed-3"]
+    names = "".join(line[1:40].split(" ")[0] for line in lines[3:6])
+    assert "rates/learning-rate-1e-06-temperature-0.7-seed-3" in names, "folded, and whole"
     monkeypatch.delenv("COLUMNS")
     assert main(["runs", str(tmp_path)]) == 0
     assert " rates/learning-rate-1e-06-temperature-0.7-seed-3 " in capsys.readouterr().out, "whole in a pipe"
@@ -172,26 +170,13 @@ def test_a_run_that_does_not_exist_names_those_that_are_near(
     assert f"did you mean {tmp_path / 'quickstart'}?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("width", "columns"),
-    [
-        (80, ["name", "state", "step", "reward", "held-out", "age"]),
-        (56, ["name", "state", "step", "reward", "held-out"]),
-        (40, ["name", "state", "step"]),
-        (10, ["name", "state"]),
-    ],
-)
-def test_a_narrow_terminal_shows_fewer_columns_and_cuts_none_but_the_name(
-    tmp_path: Path, width: int, columns: list[str]
-) -> None:
+def test_a_narrow_terminal_cuts_no_number(tmp_path: Path) -> None:
     make(tmp_path, "learning-rate-1e-06-temperature-0.7-seed-3", (0.5,))
-    shown = table(listing(tmp_path), NOW, width)
-    assert [column.header for column in shown.columns] == columns
     out = io.StringIO()
-    Console(file=out, width=max(width, 40)).print(shown)
-    assert "learn" in out.getvalue()
-    assert out.getvalue().count("…") == 0
+    Console(file=out, width=64).print(table(listing(tmp_path), NOW))
+    assert {"stopped", "0.500", "0.250"} <= set(out.getvalue().split())
+    assert "…" not in out.getvalue()
 
 
 def test_a_table_without_runs_is_empty(tmp_path: Path) -> None:
-    assert table(listing(tmp_path), NOW, 80).row_count == 0
+    assert table(listing(tmp_path), NOW).row_count == 0
