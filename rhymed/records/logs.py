@@ -335,85 +335,46 @@ def stamp(moment: datetime.datetime) -> str:
     return f"{utc:%Y-%m-%dT%H:%M:%S}.{utc.microsecond // 1000:03d}Z"
 
 
-# Follows files that are still written. Files may appear and be rotated.
+# Follows files that are still written. Files may appear and be rotated: they are known by their inodes.
 #
 # A line counts once it has its line break. The entries of one `poll` are sorted by time. Has no clock of its own.
 #
 # `Follower` reads them, and `Formatter` writes entries for people.
 
 
-class Tail:
-    """One file under a name that may be rotated to another file."""
-
-    def __init__(self, log: Log, path: Path, *, from_end: bool) -> None:
-        self._log, self._path = log, path
-        self._last = LastStamp()
-        self._file: BinaryIO | None = None
-        self._rest = b""
-        if self._reopen() and from_end and self._file is not None:
-            self._file.seek(_last_complete(self._file))
-
-    @property
-    def place(self) -> tuple[Inode, int]:
-        """The open file and the position in it."""
-        return (inode(self._file), self._file.tell()) if self._file is not None else ((-1, -1), 0)
-
-    def poll(self) -> Iterator[Entry]:
-        yield from self._read()
-        if self._reopen():
-            yield from self._read()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def _read(self) -> Iterator[Entry]:
-        while self._file is not None and (line := self._file.readline(LONGEST)):
-            self._rest += line
-            if not line.endswith(b"\n") and len(self._rest) < LONGEST:
-                return  # incomplete: the rest will follow
-            line, self._rest = self._rest, b""
-            yield from parse(line, self._log, self._last)
-
-    def _reopen(self) -> bool:
-        """Open the file again if the name stands for another one now. True if it did."""
-        try:
-            status = self._path.stat()
-            if self._file is not None and (status.st_dev, status.st_ino) == inode(self._file):
-                if status.st_size < self._file.tell():
-                    self._file.seek(0)  # it was truncated
-                return False
-            fresh = open_log(self._path)
-        except OSError:
-            return False
-        self.close()
-        self._file, self._rest = fresh, b""
-        return True
-
-
 class Follower:
-    """Each `poll` returns the entries since the last one, the first since construction."""
+    """Each `poll` returns the entries since the last one, the first since construction. `begins`: by inode, the byte
+    at which it starts to follow."""
 
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
-        self._tails: dict[Path, Tail] = {}
-        self._adopt(from_end=True)
-        self.begins = dict(tail.place for tail in self._tails.values())  # inode -> byte at which it starts to follow
+        self.begins: dict[Inode, int] = {}
+        for log in logs(*folders):
+            for place, file in _open(log.files).items():
+                with file:
+                    self.begins[place] = _last_complete(file)
+        self._ends = dict(self.begins)  # of what was read
+        self._last: dict[Path, LastStamp] = {}  # by the newest file of a log
 
     def poll(self) -> list[Entry]:
-        self._adopt(from_end=False)
-        entries = [entry for tail in self._tails.values() for entry in tail.poll()]
+        entries = [entry for log in logs(*self._folders) for path in log.files for entry in self._new_in(log, path)]
         return sorted(entries, key=lambda entry: entry.t)
 
-    def close(self) -> None:
-        for tail in self._tails.values():
-            tail.close()
-
-    def _adopt(self, *, from_end: bool) -> None:
-        for log in logs(*self._folders):
-            path = log.files[-1]
-            if path.name.endswith((".log", ".out")) and path not in self._tails:
-                self._tails[path] = Tail(log, path, from_end=from_end)
+    def _new_in(self, log: Log, path: Path) -> Iterator[Entry]:
+        try:
+            status = path.stat()
+            if status.st_size == self._ends.get((status.st_dev, status.st_ino), 0):
+                return
+            file = open_log(path)
+        except OSError:  # rotated or removed since it was listed
+            return
+        with file:
+            place = inode(file)
+            end = self._ends.get(place, 0)
+            file.seek(end if end <= file.seek(0, 2) else 0)  # it was truncated
+            while (line := file.readline(LONGEST)) and (line.endswith(b"\n") or len(line) == LONGEST):
+                self._ends[place] = file.tell()
+                yield from parse(line, log, self._last.setdefault(log.files[-1], LastStamp()))
 
 
 def _last_complete(file: BinaryIO) -> int:

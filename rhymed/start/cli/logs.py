@@ -183,13 +183,10 @@ def _json(entry: Entry) -> str:
 
 
 def _follow(follower: Any, wanted: Filter, page: Any, *, as_json: bool) -> None:
-    try:
-        while True:
-            _print(_wanted(follower.poll(), wanted, Counter()), page, as_json=as_json)
-            sys.stdout.flush()
-            time.sleep(LOOK_S)
-    finally:
-        follower.close()
+    while True:
+        _print(_wanted(follower.poll(), wanted, Counter()), page, as_json=as_json)
+        sys.stdout.flush()
+        time.sleep(LOOK_S)
 
 
 def _nothing(arguments: argparse.Namespace, chosen: list[Log]) -> None:

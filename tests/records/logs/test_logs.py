@@ -298,7 +298,6 @@ def test_a_follower_sees_what_comes_across_turns_and_new_files(tmp_path: Path) -
         half.write(b'026-01-01T00:00:00.000Z","text":"late half"}\n')
     shown += [entry.text for entry in follower.poll()]
     other.close()
-    follower.close()
     assert shown == [f"line {number}" for number in range(20)] + ["new file", "late half"]
     assert rotated(tmp_path / "a.log", 2).exists()
 
@@ -315,7 +314,6 @@ def test_what_is_read_and_what_is_followed_meet_without_a_gap_or_an_overlap(tmp_
     file.close()
     assert [entry.text for entry in merged(logs(tmp_path), ends=follower.begins)] == ["before"]
     assert [entry.text for entry in follower.poll()] == ["half of it before", "after"]
-    follower.close()
 
 
 # Choosing and showing
