@@ -1,4 +1,4 @@
-"""Facts about one sample in addition to its log lines: from the store, and from the run's timeline.
+"""Facts about one sample in addition to its log lines, from the store; and those lines as sentences about it.
 
 A user names a sample by its id, its first characters, or a part of its prompt's id; `find` completes it. Works on a
 living run, and on a folder whose store or logs are gone: what cannot be read is reported and left out. Ids count
@@ -7,7 +7,6 @@ steps from 0, sentences from 1.
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,13 +15,13 @@ import msgspec
 
 from rhymed.core.errors import ConfigError, DataError, RhymedError
 from rhymed.core.messages import SampleId, Session
-from rhymed.core.steps import evaluated_version, evaluation_step, is_evaluation
+from rhymed.core.steps import evaluation_step
 from rhymed.core.text import call_text, counted, parts_text, readable, step_phrase
 from rhymed.inputs.rows import prompt_text
 from rhymed.records.history.folder import RunFolder, open_folder
 from rhymed.records.history.responses import loose, titled, unanswered
 from rhymed.records.history.responses import summary as summary_of
-from rhymed.records.logs import Entry, entries, logs, stamp
+from rhymed.records.logs import Entry, entries, logs
 from rhymed_store.browse import Response
 
 WHOLE = re.compile(r"-?\d+/[0-9a-f]{16}/\d+")
@@ -185,23 +184,3 @@ def _of_turn(number: int, tokens: str, drafts: str, calls: str) -> dict[str, str
         "stored": f"complete: {tokens} in {counted(number, 'turn')}",
         "rebuilt": f"its environment is made again: {counted(number, 'turn')} repeated",
     }
-
-
-def around(folder: Path, sample: str, first: str, last: str, workers: set[str]) -> list[Entry]:
-    """The timeline's events between these times that concern the sample: of its step and its workers."""
-    from rhymed.core.run.timeline import read
-
-    step = parsed(sample).step
-    its = ("evaluated", evaluated_version(step)) if is_evaluation(step) else ("trained", step)
-    found = []
-    for event in read(folder).events:
-        when = stamp(datetime.datetime.fromtimestamp(event.t, datetime.UTC))
-        mine = (event.event, event.step) == its or (
-            event.worker in workers and event.event in ("left", "lost", "rests", "joined") and first <= when <= last
-        )
-        if mine:
-            number = event.step
-            of = "" if number is None else f"version {number}" if is_evaluation(step) else f"step {number + 1}"
-            text = " ".join(part for part in (event.worker, event.event, of, event.text) if part)
-            found.append(Entry(t=when, process="timeline", text=text, event=event.event))
-    return found

@@ -90,7 +90,7 @@ def handle(arguments: argparse.Namespace) -> int:
         hidden: Counter[str] = Counter()
         found: Iterable[Entry] = _wanted(merged(chosen, since, wanted.needle, ends), wanted, hidden)
         if sample:
-            found = _with_events(folder, sample, list(found))
+            found = (story.own(entry, sample) for entry in found)
         shown = _print(found, page, as_json=arguments.json)
         if follower is not None:
             _follow(follower, wanted, page, as_json=arguments.json)
@@ -148,19 +148,6 @@ def _chosen(folders: list[Path], process: str) -> list[Log]:
         raise ConfigError(f"--process {process}: no such process; the run has {there}")
     raise_file_limit()  # a run with thousands of workers has more logs than a process may usually open
     return chosen
-
-
-def _with_events(folder: Path, sample: str, found: list[Entry]) -> list[Entry]:
-    """The sample's lines, and the events of its step and its workers in that time."""
-    from rhymed.records.history import story
-
-    if not found:
-        return story.around(folder, sample, "", "", set())
-    workers = {name for entry in found for name in (entry.process, entry.worker) if name}
-    more = story.around(folder, sample, found[0].t, found[-1].t, workers)
-    if any(entry.event == "trained" for entry in found):
-        more = [event for event in more if event.event != "trained"]
-    return sorted([*(story.own(entry, sample) for entry in found), *more], key=lambda entry: entry.t)
 
 
 def _print(found: Iterable[Entry], page: Any, *, as_json: bool) -> int:

@@ -444,13 +444,11 @@ def test_an_evaluation_is_of_its_own_samples_alone(
     """The samples of the step of that number have nothing to do with it."""
     exam = f"{EVAL + 3}/00000000000000ab/1"
     write("rollout-0", 1, "takes 2 samples", **cause("taken", [SAMPLE, exam]))
-    writer = Writer(tmp_path)
-    writer.write([Event(t=1_700_000_002, event="evaluated", step=3), Event(t=1_700_000_003, event="trained", step=3)])
-    writer.close()
-    for sample, shown in ((SAMPLE, "timeline    trained step 4"), (exam, "timeline    evaluated version 3")):
+    write("trainer", 2, "trains", **cause("trained", [SAMPLE]))
+    for sample, lines in ((SAMPLE, 2), (exam, 1)):
         _, out, _ = run(capsys, "--run", tmp_path, "--sample", sample)
         assert str(EVAL + 3) not in out
-        assert [line.partition(" ")[2] for line in out.splitlines() if " timeline " in line] == [shown]
+        assert len([line for line in out.splitlines() if line[:2].isdecimal()]) == lines
 
 
 def test_an_evaluations_sample_is_written_and_found_by_its_version(
