@@ -4,13 +4,13 @@ Three records must agree: the plan (the prompts of each step, from the configura
 state of each sample), and the lineage in the newest checkpoint (what each step was trained on). Reads only. A sample
 of a step that no checkpoint covers may be in any state.
 
-`Planned` is what the plan says, and `Turns` checks samples in turns.
+`Planned` is what the plan says.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,9 @@ class Audit:
     tokens: int = 0  # of the trained samples
     filtered: int = 0  # groups without signal: samples that were dropped with them
     dropped: int = 0  # the others
-    never: int = 0  # of the dropped: those that were dropped before they were written
     later: int = 0  # samples of steps that no checkpoint covers yet
     staleness: int = 0  # of the oldest token that was trained, steps
-    kept_length: float | None = None  # mean tokens of the trained samples
-    dropped_length: float | None = None  # of the dropped samples that were written
     reasons: dict[str, int] = field(default_factory=dict)  # why dropped -> samples
-    turns: str = ""  # what the trained samples in turns have; empty: there are none
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -80,18 +76,11 @@ def render(found: Audit, name: str) -> str:
         f" ({found.epochs:.2f} epochs of {counted(found.prompts, 'prompt')})",
         f"trained: {counted(found.trained, 'sample')}, {counted(found.tokens, 'token')},"
         f" at most {counted(found.staleness, 'step')} stale",
-        *([found.turns] if found.turns else []),
         *([f"not in the store, which begins later: {counted(found.begins, 'step')}"] if found.begins else []),
         *([f"filtered, without signal: {counted(found.filtered, 'sample')}"] if found.filtered else []),
         f"dropped: {counted(found.dropped, 'sample')}",
     ]
     lines += [f"  {count:,} x {reason}" for reason, count in Counter(found.reasons).most_common(SHOWN)]
-    if found.dropped_length is not None and found.kept_length is not None:
-        lines.append(
-            f"mean length: {found.kept_length:.1f} tokens of the trained, {found.dropped_length:.1f} of the dropped"
-        )
-    if found.never:
-        lines.append(f"dropped before they were written, length unknown: {found.never:,}")
     if found.later:
         lines.append(f"of later steps, in progress: {counted(found.later, 'sample')}")
     if not found.wrong:
@@ -128,8 +117,8 @@ class _Check:
             for prompt in plan.prompts(step) if step >= found.begins else ():
                 self._steps[prompt].add(step)
         self._later: dict[int, frozenset[str]] = {}  # prompts of later steps, few of which have begun
-        self._turns = Turns(folder)
-        self._kept, self._lost = Counter[str](), Counter[str]()  # samples and tokens: trained, dropped
+        self._acts = folder.config is not None and folder.config.environment.active
+        self._unfinished = set(folder.browse.in_progress())
 
     def run(self, lines: Sequence[Line]) -> None:
         for prompt in sorted({*self._folder.browse.ids(), *self._plan.ids}):
@@ -138,10 +127,6 @@ class _Check:
             except StoreDamaged as error:
                 self._wrong(f"prompt {prompt} cannot be read: {error}")
         self._lineage(lines)
-        found = self._found
-        found.trained, found.tokens = self._kept["samples"], self._kept["tokens"]
-        found.turns = self._turns.line()
-        found.kept_length, found.dropped_length = _mean(self._kept), _mean(self._lost)
 
     def _wrong(self, what: str) -> None:
         self._found.wrong.append(what)
@@ -155,7 +140,7 @@ class _Check:
         group, planned = range(self._plan.group_size), sorted(self._steps.get(prompt, ()))
         for id in sorted({*drops, *written}):
             if drops.get(id) == NOT_PLANNED:
-                self._drop(id, written.get(id), NOT_PLANNED)
+                self._drop(id, NOT_PLANNED)
             elif not self._planned(id) or id.index not in group:
                 self._wrong(f"sample {id} is in the store, but not in the plan")
             elif id.step >= self._found.steps:
@@ -188,11 +173,12 @@ class _Check:
     def _sample(self, id: SampleId, response: Response | None, reason: str | None) -> None:
         """A sample of a step in the checkpoint."""
         if response is None or response.state == "dropped":
-            self._drop(id, response, reason or (response.reason if response else ""))
+            self._drop(id, reason or (response.reason if response else ""))
             return
         self._digests[id.step].add(id, response.tokens, response.info.reward)
-        self._kept += Counter(samples=1, tokens=response.info.length)
-        self._found.wrong.extend(self._turns.faults(response))
+        self._found.trained += 1
+        self._found.tokens += response.info.length
+        self._found.wrong.extend(turn_faults(response, acts=self._acts, unfinished=self._unfinished))
         if response.state != "trained":
             self._wrong(
                 f"sample {id} is {response.state}, though a checkpoint covers its step: not marked as trained"
@@ -208,15 +194,12 @@ class _Check:
                 f" {oldest} to {newest}"
             )
 
-    def _drop(self, id: SampleId, response: Response | None, reason: str) -> None:
+    def _drop(self, id: SampleId, reason: str) -> None:
         found = self._found
         if reason.startswith(NO_SIGNAL):
             found.filtered += 1
             return
         found.dropped += 1
-        found.never += response is None
-        if response is not None:
-            self._lost += Counter(samples=1, tokens=response.info.length)
         if not reason:
             self._wrong(f"sample {id} was dropped without a reason")
         kind = _kind(reason)
@@ -236,6 +219,19 @@ class _Check:
                 self._wrong(f"{step_name(line.step)} was not trained on the samples in the store: {why}")
 
 
+def turn_faults(response: Response, *, acts: bool, unfinished: Container[SampleId]) -> Iterator[str]:
+    """Of a complete sample: turns and rows are those of its tokens, and none is left over. `acts`: the run has an
+    environment. Turns of a sample that was dropped before its end stay in the store until a checkpoint covers its
+    step: no fault."""
+    info = response.info
+    if why := problem(info):
+        yield f"sample {info.id} has {why}"
+    elif acts and not info.turns:
+        yield f"sample {info.id} has no turns, though the run has an environment: whose its tokens are is lost"
+    if info.id in unfinished:
+        yield f"sample {info.id} is complete, and the store has turns of it that are in progress"
+
+
 def differ(first: Line, second: Line) -> str:
     """How two lines of one step differ; empty if they do not."""
     if (first.samples, first.tokens) != (second.samples, second.tokens):
@@ -253,49 +249,6 @@ def _kind(reason: str) -> str:
     import re
 
     return re.sub(r"\d+(\.\d+)?", "N", reason) or "(no reason)"
-
-
-def _mean(counts: Counter[str]) -> float | None:
-    return counts["tokens"] / counts["samples"] if counts["samples"] else None
-
-
-# What an audit checks of samples in turns: that turns and rows are those of their tokens, and nothing is left over.
-#
-# Turns of a sample that was dropped before its end stay in the store until a checkpoint covers its step: no fault.
-
-
-class Turns:
-    """`counts`: of the samples that were checked."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._expected = folder.config is not None and folder.config.environment.active
-        self._open = set(folder.browse.in_progress())
-        self.counts: Counter[str] = Counter()
-
-    def faults(self, response: Response) -> Iterator[str]:
-        """Of a complete sample."""
-        info = response.info
-        if why := problem(info):
-            yield f"sample {info.id} has {why}"
-        elif self._expected and not info.turns:
-            yield f"sample {info.id} has no turns, though the run has an environment: whose its tokens are is lost"
-        if info.id in self._open:
-            yield f"sample {info.id} is complete, and the store has turns of it that are in progress"
-        if info.turns:
-            given = info.length - info.learned
-            self.counts += Counter(samples=1, turns=info.turn_count, rows=1 + len(info.forks), given=given)
-
-    def line(self) -> str:
-        """Empty without samples in turns."""
-        found = self.counts
-        if not found["samples"]:
-            return ""
-        more = found["rows"] - found["samples"]
-        rows = f" and {counted(more, 'further row')}" if more else ""
-        return (
-            f"in turns: {counted(found['samples'], 'sample')} of {counted(found['turns'], 'turn')}{rows},"
-            f" {counted(found['given'], 'token')} of environments"
-        )
 
 
 # Which prompts every step of a run should have trained on: the plan, and what its steps drew from it.
