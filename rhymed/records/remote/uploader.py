@@ -2,8 +2,7 @@
 
 It only reads the run's folder and asks no other process for anything, so it delays nothing. Whatever the storage
 does, the run continues: what fails is tried again and shown as a line that begins with `waits`. It ends the run in
-one case, where the copy belongs to another head or another run; or, where it cannot end the run (`stays`), it waits
-until the copy may be had. Nothing is written before the lease is taken.
+one case, where the copy belongs to another head or another run. Nothing is written before the lease is taken.
 
 `back_up` does it once, by hand (`rhymed history backup RUN URL`), and `listed` lists what a copy holds.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -193,21 +191,16 @@ NOT_KEPT = "the copy of this run is not kept up, and the run continues"
 
 
 class Uploader(Service):
-    """`take_over`: from another head, once it is certain that it does not renew its lease. `stays`: nobody calls
-    `finish`, so it completes the copy itself at the end of the run, and waits for the run to be continued; whatever
-    keeps it would only start it again, so it does not end because of another head, but says so once and waits."""
+    """`take_over`: from another head, once it is certain that it does not renew its lease. `finish` completes the
+    copy when the run has ended."""
 
-    def __init__(self, config: Config, layout: RunLayout, *, take_over: bool = False, stays: bool = False) -> None:
+    def __init__(self, config: Config, layout: RunLayout, *, take_over: bool = False) -> None:
         super().__init__("uploader")
-        self._config, self._layout = config, layout
-        self._take_over, self._stays = take_over, stays
+        self._config, self._layout, self._take_over = config, layout, take_over
         self._taken = asyncio.Event()  # the lease is ours
         self._other: Lease | None = None  # the first one that was in the way
         self._copier: Copier | None = None
         self._trouble, self._since = "", 0.0
-        self._lost = ""  # why the lease is not ours, while it waits for it
-        self._ended = False  # everything is there, and the lease was given back
-        self._leasing = threading.Lock()  # a renewal that began before the run's end must not undo the release
         self._threads = ThreadPoolExecutor(2, "upload")  # one copies, the other renews the lease
 
     async def open(self) -> None:
@@ -232,13 +225,13 @@ class Uploader(Service):
         while True:
             taken = self._taken.is_set()
             try:
-                if not taken and await self._run(self._take):
-                    self._trouble = self._lost = ""
-                    self._taken.set()
-                elif taken:
+                if taken:
                     await self._run(self._renew)
-            except FilesLost as error:
-                self._let_go(error)
+                elif await self._run(self._take):
+                    self._trouble = ""
+                    self._taken.set()
+            except FilesLost:
+                raise
             except (RhymedError, OSError) as error:
                 log.warning("the lease is not renewed: %s", error)
                 self._trouble = self._trouble if taken else f"{NOT_KEPT}: {error}"
@@ -257,32 +250,20 @@ class Uploader(Service):
             raise FilesLost(why)
         return True
 
-    def _let_go(self, error: FilesLost) -> None:
-        """The copy is another's: nothing more is written there. Raises the error where that ends the run."""
-        if not self._stays:
-            raise error
-        if not self._lost:
-            log.error("%s: %s; waiting until this copy may be had", NOT_KEPT, error)
-        self._lost = f"{NOT_KEPT}: {error}"
-        self._taken.clear()
-
     def _renew(self) -> None:
-        with self._leasing:
-            if not self._ended:
-                head.renew(head.place_of(self._config), self._layout.folder, trained(self._layout))
+        head.renew(head.place_of(self._config), self._layout.folder, trained(self._layout))
 
     async def _copy(self) -> None:
+        """Raises `FilesLost`."""
         pause_s = FIRST_PAUSE_S
+        await self._taken.wait()
         while True:
-            if not self._taken.is_set():
-                await self._taken.wait()
-                self._copier, self._ended = None, False  # another head may have changed what is there
             self._since = time.monotonic()
             try:
                 await self._run(self._look)
                 self._trouble, pause_s = "", FIRST_PAUSE_S
-            except FilesLost as error:
-                self._let_go(error)
+            except FilesLost:
+                raise
             except (RhymedError, OSError) as error:
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
                 self._trouble = f"{NOT_KEPT}: {error}"
@@ -294,21 +275,14 @@ class Uploader(Service):
     def _look(self) -> None:
         if self._copier is None:
             self._copier = copier(self._config, self._layout)
-        steps, over = trained(self._layout), self._stays and is_over(self._layout)
-        if self._ended and not over:  # it was continued
-            head.renew(head.place_of(self._config), self._layout.folder, steps)
-        self._copier.look(steps, last=over)
-        with self._leasing:
-            if over and not self._ended:
-                head.release(head.place_of(self._config), self._layout.folder, steps)
-            self._ended = over
+        self._copier.look(trained(self._layout))
 
     def _note(self) -> None:
-        trouble, done = self._lost or self._trouble, self._copier
+        trouble, done = self._trouble, self._copier
         if not trouble and self._since and (busy_s := time.monotonic() - self._since) > LONG_S:
             trouble = f"the copy of this run has been written for {busy_s / 60:.0f} min: is run.remote too slow?"
         checkpoint, backup = (max(0, done.checkpoint), done.backup) if done else (0, -1)
-        now = Status(at=time.time(), trouble=trouble, checkpoint=checkpoint, backup=backup, ended=self._ended)
+        now = Status(at=time.time(), trouble=trouble, checkpoint=checkpoint, backup=backup)
         state.note(self._layout.folder, now)
 
     async def _run(self, work: Callable[[], Result]) -> Result:
@@ -344,11 +318,6 @@ def trained(layout: RunLayout) -> int:
     steps = [event.step + 1 for event in events if event.event == "trained" and event.step is not None]
     found = newest_sealed(layout.checkpoints)
     return max([*steps, *([found.step] if found else [])], default=0)
-
-
-def is_over(layout: RunLayout) -> bool:
-    """Its last checkpoint is written, as far as the end of the timeline shows, and nobody has continued it."""
-    return timeline.read(layout.folder, newest_bytes=END_BYTES).finished
 
 
 # `rhymed history backup RUN URL`, and the list of what a copy holds. Blocking.

@@ -153,11 +153,6 @@ def add_upload(parser: argparse.ArgumentParser) -> None:
         parser, "another machine had the run and is gone: wait until that is certain; refused while that one is alive"
     )
     parser.add_argument(
-        "--stay",
-        action="store_true",
-        help="at the end of the run: write what is new, give the run back, and wait for it to be continued",
-    )
-    parser.add_argument(
         "--once",
         action="store_true",
         help="of a run that has ended: write what is new, give the run back to other machines, and end",
@@ -175,9 +170,9 @@ def handle_upload(arguments: argparse.Namespace) -> int:
     where = layout_of(config)
     if not config.run.remote:
         raise ConfigError("run.remote is empty: name a folder of shared storage, e.g. -o run.remote=s3://bucket/runs")
-    take_over, stays = arguments.take_over, arguments.stay
+    take_over = arguments.take_over
     if not arguments.once:
-        _serve(lambda: Uploader(config, where, take_over=take_over, stays=stays), config, where, "uploader")
+        _serve(lambda: Uploader(config, where, take_over=take_over), config, where, "uploader")
     if take_over:
         from rhymed.records.remote import head
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,11 +15,9 @@ from rhymed.core.config import Config
 from rhymed.core.errors import ConfigError, FilesLost
 from rhymed.core.run import folder as runs
 from rhymed.core.run import lease as leases
-from rhymed.core.run import timeline
 from rhymed.core.run.layout import RunLayout
 from rhymed.core.run.lease import Lease
 from rhymed.core.run.state import read
-from rhymed.core.run.timeline import Event
 from rhymed.records.remote import head, uploader
 from rhymed.records.remote.backups import Backups
 from rhymed.records.remote.checkpoints import Checkpoints
@@ -144,83 +140,3 @@ async def test_an_uploader_ends_when_the_other_head_turns_out_to_be_alive(
     seen = read(layout.folder)
     assert seen is not None
     assert "another head has this run" in seen.trouble, "the broker shows it"
-
-
-async def test_an_uploader_that_stays_gives_the_run_back_at_its_end_and_takes_it_when_it_continues(
-    tmp_path: Path, place: Place, quick: None
-) -> None:
-    config, layout = begun(tmp_path / "first")
-    events = timeline.Writer(layout.folder)
-    events.write([Event(t=1.0, event="begun", step=0)])
-    async with Uploader(config, layout, stays=True).running():
-        await until(lambda: head.found_lease(place) is not None)
-        save(layout.checkpoints, 3, "last")
-        (layout.folder / "report.html").write_text("report")
-        assert place.read("report.html") is None
-        events.write([Event(t=2.0, event="finished", text="all steps are trained")])
-        await until(lambda: there(place).released)
-        assert [one.step for one in Checkpoints(place).uploaded()] == [3]
-        assert place.read("report.html") == b"report"
-        events.write([Event(t=3.0, event="begun", step=3)])
-        await until(lambda: not there(place).released)
-    events.close()
-
-
-def test_a_renewal_that_began_before_the_end_does_not_undo_the_release(
-    tmp_path: Path, place: Place, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, layout = begun(tmp_path / "first")
-    events = timeline.Writer(layout.folder)
-    save(layout.checkpoints, 3, "last")
-    events.write([Event(t=2.0, event="finished", text="all steps are trained")])
-    made, renew = Uploader(config, layout, stays=True), head.renew
-    assert made._take()
-    began, goes_on = threading.Event(), threading.Event()
-
-    def slow(*arguments: Any) -> None:
-        if not began.is_set():
-            began.set()
-            goes_on.wait(DEADLINE_S)
-        renew(*arguments)
-
-    monkeypatch.setattr(head, "renew", slow)
-    renewing, ending = threading.Thread(target=made._renew), threading.Thread(target=made._look)
-    renewing.start()
-    assert began.wait(DEADLINE_S)
-    ending.start()
-    ending.join(0.3)  # time for the fault
-    goes_on.set()
-    renewing.join()
-    ending.join()
-    assert there(place).released
-    events.close()
-
-
-async def test_an_uploader_that_stays_says_once_that_another_head_has_the_copy_and_waits_for_it(
-    tmp_path: Path, place: Place, quick: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    config, layout = begun(tmp_path / "first")
-
-    def trouble() -> str:
-        return seen.trouble if (seen := read(layout.folder)) else ""
-
-    def said() -> int:
-        return sum("waiting until this copy may be had" in record.getMessage() for record in caplog.records)
-
-    place.write(LEASE, leases.encode(other(time.time())))
-    save(layout.checkpoints, 1, "first")
-    async with Uploader(config, layout, stays=True).running():
-        await until(lambda: "another head has this run" in trouble())
-        place.write(LEASE, leases.encode(other(time.time() - 60)))
-        await until(lambda: "last seen 1m" in trouble())
-        assert (said(), Checkpoints(place).uploaded()) == (1, [])
-        place.write(LEASE, leases.encode(msgspec.structs.replace(other(time.time()), released=True)))
-        await until(lambda: Checkpoints(place).uploaded() and not trouble())
-        assert there(place).folder == str(layout.folder)
-        place.write(LEASE, leases.encode(other(time.time())))
-        await until(lambda: "the copy of this run is not kept up, and the run continues" in trouble())
-        save(layout.checkpoints, 2, "not written")
-        place.write(LEASE, leases.encode(other(time.time() - 120)))
-        await until(lambda: "last seen 2m" in trouble())
-        assert [one.step for one in Checkpoints(place).uploaded()] == [1]
-        assert said() == 2
