@@ -4,7 +4,7 @@ It only reads the run's folder and asks no other process for anything, so it del
 does, the run continues: what fails is tried again and shown as a line that begins with `waits`. It ends the run in
 one case, where the copy belongs to another head or another run. Nothing is written before the lease is taken.
 
-`back_up` does it once, by hand (`rhymed history backup RUN URL`), and `listed` lists what a copy holds.
+`finish` does it once (`rhymed upload --once`), and `listed` lists what a copy holds.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ import os
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rhymed.core.config import Config
-from rhymed.core.config.load import load_run
 from rhymed.core.errors import ConfigError, FilesLost, RhymedError
 from rhymed.core.run import state, timeline
 from rhymed.core.run.checkpoint import Checkpoint, checkpoints_in, damage, newest_sealed
-from rhymed.core.run.folder import layout_of_folder
-from rhymed.core.run.layout import RunLayout, ids_of
+from rhymed.core.run.layout import RunLayout
 from rhymed.core.run.lease import Lease
 from rhymed.core.run.state import Status
 from rhymed.core.service.service import Service
@@ -32,7 +29,6 @@ from rhymed.core.text import age, counted, quoted, size_of
 from rhymed.records.remote import head
 from rhymed.records.remote.backups import Backups
 from rhymed.records.remote.checkpoints import Checkpoints, name_of, stage, unstage
-from rhymed.records.remote.head import refuse_head
 from rhymed.records.remote.place import PUBLISHED, Backup, Place, fitting, needed, place_at
 
 # Keeps a run's copy on shared storage up to date, one look at the run's folder at a time. Blocking.
@@ -60,11 +56,8 @@ class Copier:
         self._checkpoints, self._backups = Checkpoints(run), Backups(run)
         self._newest = ""  # name of the checkpoint that was uploaded last
         self._damaged: set[str] = set()  # names of checkpoints that are read once
-        self._changed: object = None  # of the store, at the last backup
         self._failed = True  # the last backup, or perhaps that of an earlier process
         self.checkpoint = self.backup = -1
-        self._published: dict[str, object] = {}  # name -> stamp of the file that was uploaded
-        self.made: tuple[Backup, int] | None = None  # the newest backup of this object, and its new bytes
 
     def start(self) -> None:
         """Remove checkpoints that neither a backup can use nor this run has: they are of a head that was lost before
@@ -83,7 +76,7 @@ class Copier:
         """`trained`: steps so far; `last`: nothing will change any more. Raises `StorageError`, `StoreError`,
         `OSError`."""
         self._upload_newest()
-        if (last and self._stamp() != self._changed) or trained >= max(self.backup, 0) + self._keep.every:
+        if last or trained >= max(self.backup, 0) + self._keep.every:
             self._back_up(trained)
         if last:
             self._publish()
@@ -121,7 +114,7 @@ class Copier:
     def _back_up(self, trained: int) -> None:
         if not (self._layout.database / "data.mdb").exists():
             return
-        started, changed = time.monotonic(), self._stamp()
+        started = time.monotonic()
         self._check()
         earlier = self._backups.all()
         if self._failed:
@@ -135,7 +128,7 @@ class Copier:
                 log.info("the backup of step %d waits for a checkpoint from step %d on", trained, backup.forgotten)
                 return
         self._failed = False
-        self.backup, self._changed, self.made = trained, changed, (backup, new_bytes)
+        self.backup = trained
         self._prune()
         log.info(
             "backup %d of %s in %s: %s, %s of it new, in %.1f s",
@@ -148,18 +141,13 @@ class Copier:
         kept = self._backups.prune(self._keep.backups)
         self._checkpoints.prune(needed(kept, self._steps(), self._keep.checkpoints), self._newest)
 
-    def _stamp(self) -> object:
-        return _stamp(self._layout.database / "data.mdb")
-
     def _steps(self) -> list[int]:
         return [one.step for one in self._checkpoints.uploaded()]
 
     def _publish(self) -> None:
         for name in PUBLISHED:
-            file = self._layout.folder / name
-            if file.is_file() and (stamp := _stamp(file)) != self._published.get(name):
+            if (file := self._layout.folder / name).is_file():
                 self._run.upload(file, name)
-                self._published[name] = stamp
 
 
 def _name_of(local: Checkpoint) -> str:
@@ -168,15 +156,6 @@ def _name_of(local: Checkpoint) -> str:
         return name_of(local)
     except OSError:
         return ""
-
-
-def _stamp(file: Path) -> tuple[int, ...] | None:
-    """Changes with every write to the file, and when it is replaced."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 Result = TypeVar("Result")
@@ -299,8 +278,9 @@ def copier(config: Config, layout: RunLayout) -> Copier:
 
 
 def finish(config: Config, layout: RunLayout) -> str:
-    """Write what is new since the last look, and give the run back; returns what is there. For a run that has ended.
-    Raises `ConfigError`, `FilesLost`, `StorageError`, `StoreError`."""
+    """Write what is new since the last look, and give the run back; returns what is there. For a run whose uploader
+    does not work: it has ended, or the copy is made by hand. Raises `ConfigError`, `FilesLost`, `StorageError`,
+    `StoreError`."""
     place, steps = head.place_of(config), trained(layout)
     head.renew(place, layout.folder, steps)
     copies = copier(config, layout)
@@ -318,30 +298,6 @@ def trained(layout: RunLayout) -> int:
     steps = [event.step + 1 for event in events if event.event == "trained" and event.step is not None]
     found = newest_sealed(layout.checkpoints)
     return max([*steps, *([found.step] if found else [])], default=0)
-
-
-# `rhymed history backup RUN URL`, and the list of what a copy holds. Blocking.
-
-
-def back_up(run: Path, url: str) -> str:
-    """Write what is new of a run, alive or not, into the copy at `url`. Raises `ConfigError`, `StorageError`,
-    `StoreError`."""
-    config, layout, place = load_run(run), layout_of_folder(run), place_at(url)
-    refuse_head(place, take_over=True)  # also this run's own uploader, which writes there already
-    ids, there = ids_of(layout.folder), Backups(place).all()
-    if there and there[-1].ids and not set(there[-1].ids) & set(ids):
-        raise ConfigError(f"{place} has the copy of another run (id {there[-1].ids[-1]}): name another place")
-    keep = Keep(config.trainer.keep_checkpoints, config.store.keep_backups, config.store.backup_every)
-    copier = Copier(place, layout, keep)
-    copier.start()
-    copier.look(trained(layout), last=True)
-    if (made := copier.made) is None:
-        raise ConfigError(f"{run} has no store yet, or no checkpoint that fits it: try again later")
-    backup, new_bytes = made
-    return (
-        f"{place}: the backup after {counted(backup.steps, 'step')}, {size_of(backup.bytes)}, of which"
-        f" {size_of(new_bytes)} were new; rhymed run --resume {quoted(place.url)}"
-    )
 
 
 def listed(url: str, now: float) -> str:

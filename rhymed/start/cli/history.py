@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -19,7 +20,6 @@ from rhymed.start.cli.options import (
     add_take_over,
     count,
     make_parser,
-    path_or_url,
     refuse_run,
 )
 
@@ -69,21 +69,10 @@ def _add_maintenance(verbs: Any) -> None:
     add_examples(parser, "rhymed history verify runs/quickstart")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
     parser.add_argument("--json", action="store_true", help="as one JSON object, with all damaged entries")
-    parser = make_parser(
-        verbs,
-        "backup",
-        "copy a run's store, even while it is written: to a new run folder, or what is new to a URL",
-        backup,
-    )
-    add_examples(
-        parser,
-        "rhymed history backup runs/latest /mnt/copies/tuesday",
-        "rhymed history backup runs/latest s3://bucket/copies/mine",
-    )
+    parser = make_parser(verbs, "backup", "copy a run's store, even while it is written, to a new run folder", backup)
+    add_examples(parser, "rhymed history backup runs/latest /mnt/copies/tuesday")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
-    parser.add_argument(
-        "target", type=path_or_url, metavar="DEST", help="a new folder; or a URL, also of earlier backups of this run"
-    )
+    parser.add_argument("target", type=Path, metavar="FOLDER", help="new folder; must not exist")
     parser = make_parser(verbs, "restore", "make a run's folder of its copy at a URL", restore)
     add_examples(
         parser,
@@ -110,13 +99,9 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def backup(arguments: argparse.Namespace) -> int:
-    if isinstance(arguments.target, str):
-        from rhymed.records.history.folder import find
-        from rhymed.records.remote.uploader import back_up
-
-        find(arguments.run)
-        show(back_up(arguments.run, arguments.target))
-        return 0
+    if re.match(r"\w+:/", str(arguments.target)):
+        by_hand = f"rhymed upload --once {quoted(arguments.run)} -o run.remote=URL"
+        raise ConfigError(f"{arguments.target}: name a folder; `{by_hand}` writes what is new to URL/NAME")
     from rhymed.records.history.maintenance import backup_run, render_backup
 
     show(render_backup(backup_run(arguments.run, arguments.target), arguments.run, arguments.target))

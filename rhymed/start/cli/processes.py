@@ -147,7 +147,9 @@ def handle_store(arguments: argparse.Namespace) -> NoReturn:
 
 def add_upload(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(handler=handle_upload)
-    add_examples(parser, "rhymed upload configs/mine.toml", "rhymed upload --once runs/mine/config.json")
+    add_examples(
+        parser, "rhymed upload configs/mine.toml", "rhymed upload --once runs/mine -o run.remote=s3://bucket/copies"
+    )
     add_config(parser)
     add_take_over(
         parser, "another machine had the run and is gone: wait until that is certain; refused while that one is alive"
@@ -155,7 +157,7 @@ def add_upload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once",
         action="store_true",
-        help="of a run that has ended: write what is new, give the run back to other machines, and end",
+        help="write what is new, give the run back to other machines, and end: for a run that has ended, or by hand",
     )
 
 
@@ -173,12 +175,11 @@ def handle_upload(arguments: argparse.Namespace) -> int:
     take_over = arguments.take_over
     if not arguments.once:
         _serve(lambda: Uploader(config, where, take_over=take_over), config, where, "uploader")
-    if take_over:
-        from rhymed.records.remote import head
-
-        head.claim(config, where, take_over=True)
     if not where.config.exists():
         raise ConfigError(f"{where.folder} is no run's folder: name one that has ended")
+    from rhymed.records.remote import head
+
+    head.claim(config, where, take_over=take_over)
     show(finish(config, where))
     return 0
 

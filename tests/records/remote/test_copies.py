@@ -17,7 +17,8 @@ from rhymed.records.remote.backups import Backups
 from rhymed.records.remote.checkpoints import Checkpoints
 from rhymed.records.remote.place import Place, fitting, open_place
 from rhymed.records.remote.restore import render, restore
-from rhymed.records.remote.uploader import back_up, listed
+from rhymed.records.remote.uploader import listed
+from rhymed.start.cli import main
 from rhymed.start.launch import resumable
 from tests.packages import needs
 from tests.records.remote.folders import Run
@@ -78,11 +79,13 @@ def test_what_is_new_is_written_and_the_newest_is_restored(run: Run, remote: Pat
         restore(f"{remote}/one", tmp_path / "second")
 
     (tmp_path / "copies").mkdir()
-    by_hand = f"file://{tmp_path}/copies/mine"
-    assert "/copies/mine: the backup after 8 steps" in back_up(run.layout.folder, by_hand)
-    assert "of which 0 B were new" in back_up(run.layout.folder, by_hand)
-    assert "checkpoint 8" in listed(by_hand, 0.0)
-    assert restore(by_hand, tmp_path / "third").folder == tmp_path / "third" / "mine"
+    by_hand = f"file://{tmp_path}/copies"
+    folder = str(run.layout.folder)
+    for _ in range(2):
+        assert main(["upload", "--once", folder, "-o", f"run.remote={by_hand}"]) == 0
+    assert "checkpoint 8" in listed(f"{by_hand}/one", 0.0)
+    assert restore(f"{by_hand}/one", tmp_path / "third").folder == tmp_path / "third" / "one"
+    assert main(["history", "backup", folder, f"{by_hand}/one"]) == 2
     with pytest.raises(ConfigError, match="name the folder of one run"):
         listed("s3://bucket", 0.0)
 
