@@ -4,7 +4,7 @@ It only reads the run's folder and asks no other process for anything, so it del
 does, the run continues: what fails is tried again and shown as a line that begins with `waits`. It ends the run in
 one case, where the copy belongs to another head or another run. Nothing is written before the lease is taken.
 
-`finish` does it once (`rhymed upload --once`), and `listed` lists what a copy holds.
+`finish` does it once (`rhymed upload --once`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from rhymed.core.config import Config
-from rhymed.core.errors import ConfigError, FilesLost, RhymedError
+from rhymed.core.errors import FilesLost, RhymedError
 from rhymed.core.run import state, timeline
 from rhymed.core.run.checkpoint import Checkpoint, checkpoints_in, damage, newest_sealed
 from rhymed.core.run.layout import RunLayout
 from rhymed.core.run.lease import Lease
 from rhymed.core.run.state import Status
 from rhymed.core.service.service import Service
-from rhymed.core.text import age, counted, quoted, size_of
+from rhymed.core.text import counted, quoted, size_of
 from rhymed.records.remote import head
 from rhymed.records.remote.backups import Backups
 from rhymed.records.remote.checkpoints import Checkpoints, name_of, stage, unstage
-from rhymed.records.remote.place import PUBLISHED, Backup, Place, fitting, needed, place_at
+from rhymed.records.remote.place import PUBLISHED, Place, needed
 
 # Keeps a run's copy on shared storage up to date, one look at the run's folder at a time. Blocking.
 #
@@ -298,18 +298,3 @@ def trained(layout: RunLayout) -> int:
     steps = [event.step + 1 for event in events if event.event == "trained" and event.step is not None]
     found = newest_sealed(layout.checkpoints)
     return max([*steps, *([found.step] if found else [])], default=0)
-
-
-def listed(url: str, now: float) -> str:
-    """Its backups, each with the checkpoint that fits. Raises `ConfigError`, `StorageError`."""
-    place = place_at(url)
-    steps = [one.step for one in Checkpoints(place).uploaded()]
-    lines = [_line(backup, fitting(backup, steps), now) for backup in Backups(place).all()]
-    if not lines:
-        raise ConfigError(f"{place} has no whole backup of a run")
-    return "\n".join([f"{place}, oldest first:", *lines])
-
-
-def _line(backup: Backup, checkpoint: int | None, now: float) -> str:
-    fits = {None: "no checkpoint that fits", 0: "from the beginning"}.get(checkpoint, f"checkpoint {checkpoint}")
-    return f"  after {counted(backup.steps, 'step')}, {age(now - backup.at)} ago, {size_of(backup.bytes)}, {fits}"

@@ -76,15 +76,14 @@ def _add_maintenance(verbs: Any) -> None:
     parser = make_parser(verbs, "restore", "make a run's folder of its copy at a URL", restore)
     add_examples(
         parser,
-        "rhymed history restore s3://bucket/runs/mine --list",
+        "rhymed history restore s3://bucket/runs/mine",
         "rhymed history restore s3://bucket/runs/mine other --steps 20",
     )
     parser.add_argument("url", metavar="URL", help="of the run's copy: run.remote/NAME")
     parser.add_argument(
         "folder", nargs="?", type=Path, default="runs", metavar="FOLDER", help="gets NAME (default: runs)"
     )
-    parser.add_argument("--steps", type=count, metavar="N", help="the newest backup of at most N trained steps")
-    parser.add_argument("--list", action="store_true", help="list the backups, and restore nothing")
+    parser.add_argument("--steps", type=count, metavar="N", help="the newest backup of at most N steps")
     add_take_over(parser, "another machine had the run and is gone; refused while that one is alive")
 
 
@@ -111,11 +110,7 @@ def backup(arguments: argparse.Namespace) -> int:
 def restore(arguments: argparse.Namespace) -> int:
     from rhymed.records.remote.restore import render
     from rhymed.records.remote.restore import restore as fetch
-    from rhymed.records.remote.uploader import listed
 
-    if arguments.list:
-        show(listed(arguments.url, time.time()))
-        return 0
     restored = fetch(arguments.url, arguments.folder, steps=arguments.steps, take_over=arguments.take_over)
     show(
         f"{render(restored, arguments.url, time.time())}\nrhymed run --resume {quoted(restored.folder)} continues it"

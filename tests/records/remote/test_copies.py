@@ -17,7 +17,6 @@ from rhymed.records.remote.backups import Backups
 from rhymed.records.remote.checkpoints import Checkpoints
 from rhymed.records.remote.place import Place, fitting, open_place
 from rhymed.records.remote.restore import render, restore
-from rhymed.records.remote.uploader import listed
 from rhymed.start.cli import main
 from rhymed.start.launch import resumable
 from tests.packages import needs
@@ -83,11 +82,10 @@ def test_what_is_new_is_written_and_the_newest_is_restored(run: Run, remote: Pat
     folder = str(run.layout.folder)
     for _ in range(2):
         assert main(["upload", "--once", folder, "-o", f"run.remote={by_hand}"]) == 0
-    assert "checkpoint 8" in listed(f"{by_hand}/one", 0.0)
     assert restore(f"{by_hand}/one", tmp_path / "third").folder == tmp_path / "third" / "one"
     assert main(["history", "backup", folder, f"{by_hand}/one"]) == 2
     with pytest.raises(ConfigError, match="name the folder of one run"):
-        listed("s3://bucket", 0.0)
+        restore("s3://bucket", tmp_path)
 
 
 def test_an_older_backup_is_restored_where_the_newest_is_damaged_or_on_request(
