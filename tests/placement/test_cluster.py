@@ -27,25 +27,19 @@ def test_what_fits_has_no_problem_and_what_does_not_is_named_with_a_cure() -> No
     config = Config(**TRACE, reward={"processes": 1})
     nodes = [Node("10.0.0.1", 0), Node("10.0.0.2", 3), Node("10.0.0.3", 2)]
     assert list(problems(config, nodes)) == []
-    rollouts, reward = problems(config, nodes[:2])
-    assert rollouts.startswith(
-        "3 rollout processes with 1 CPU each, but only 2 fit on Ray's 2 nodes (0 CPUs; 3 CPUs)"
-    )
-    assert "lower rollout.workers" in rollouts
-    assert reward.startswith("1 reward process with 1 CPU each, but only 0 fit")
-    assert reward.endswith("or add nodes")
+    (why,) = problems(config, nodes[:2])
+    assert why.startswith("the run's processes need 5 CPUs, and Ray's 2 nodes have 3: lower ")
+    assert "or add nodes" in why
 
 
-def test_gpus_and_machines_of_a_gang_are_counted() -> None:
+def test_gpus_are_counted_and_an_elastic_run_starts_with_few_workers() -> None:
     nodes = [Node("10.0.0.1", 16, 8), Node("10.0.0.2", 16, 8)]
     gang = {"trainer": {"gpus": 8, "nodes": 2}, "placement": RAY, "reward": {"processes": 1}}
     (why,) = problems(Config(**gang, rollout={"workers": 1, "tensor_parallel": 4}), nodes)
-    assert "1 rollout process with 4 GPUs, 1 CPU each, but only 0 fit on Ray's 2 nodes" in why
-    (why,) = problems(Config(**gang, rollout={"workers": 0}), nodes[:1])
-    assert "2 trainer processes on different nodes with 8 GPUs, 8 CPUs each, but only 1 fit" in why
+    assert "need 20 GPUs, and Ray's 2 nodes have 16" in why
     less = {"trainer": {"gpus": 4}, "rollout": {"workers": 9, "tensor_parallel": 2}, "reward": {"processes": 1}}
     (why,) = problems(Config(**less), nodes)
-    assert "but only 6 fit" in why
+    assert "need 22 GPUs" in why
     assert "with placement.max the run starts with fewer" in why
     assert list(problems(Config(**less, placement={"max": 9}), nodes)) == []
 
@@ -113,7 +107,7 @@ def test_a_check_lists_what_the_machines_have_and_what_is_asked_of_them(monkeypa
     assert rows["  127.0.0.2"] == "2 CPUs, 4 GiB"
     assert rows["rollout"] == "3, 1 CPU each"
     assert rows["store"] == "1, on the machine of `rhymed run`"
-    assert any("3 rollout processes with 1 CPU each, but only 1 fit" in error for error in section.errors)
+    assert any("need 5 CPUs, and Ray's 2 nodes have 2" in error for error in section.errors)
 
 
 @pytest.mark.parametrize(
