@@ -27,12 +27,9 @@ log = logging.getLogger(__name__)
 # GPUs as NVIDIA's management library sees them: utilization, memory, temperature.
 #
 # Needs the package nvidia-ml-py (module `pynvml`) and a driver; without either there are no devices. A call that
-# fails leaves its number out and is counted; what a device does not have is not a failure. Blocking: the driver
-# answers in milliseconds, or, when a device hangs, not at all.
+# fails leaves its number out: a run does not end because its GPUs cannot be watched. Blocking: the driver answers in
+# milliseconds, or, when a device hangs, not at all.
 
-NOT_SUPPORTED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 3, 9, 12
-"""NVML's codes, in `value` of its errors."""
-ABSENT = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
 TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 
 
@@ -66,32 +63,21 @@ class Devices:
     """The devices that a process with this `CUDA_VISIBLE_DEVICES` may use. `library`: see `load`."""
 
     def __init__(self, library: Any, visible: str | None) -> None:
-        self.failures = 0
         self._library, self._visible = library, visible
-        self._devices: list[tuple[int, Any, str]] | None = None  # (index, handle, kind), once NVML has started
+        self._devices: list[tuple[int, Any, str]] = []  # (index, handle, kind), once NVML has started
 
     def read(self) -> list[GpuUsage]:
-        """Raises nothing. After a failure of the whole library, it is started again by the next call."""
-        if self._library is None:
-            return []
-        if self._devices is None:
-            self._devices = self._open()
-        return [self._usage(*device) for device in self._devices or ()]
+        """Raises nothing. While there are no devices, the library is started again by each call."""
+        if self._library is not None and not self._devices:
+            self._devices = self._call(self._open) or []
+        return [self._usage(*device) for device in self._devices]
 
-    def _open(self) -> list[tuple[int, Any, str]] | None:
-        """None: try again later."""
+    def _open(self) -> list[tuple[int, Any, str]]:
         nvml = self._library
-        try:
-            nvml.nvmlInit()
-            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-            uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-        except Exception as error:  # of the driver: a run does not end because its GPUs cannot be watched
-            if getattr(error, "value", None) in ABSENT:
-                return []
-            self._failed(error)
-            return None
-        kinds = [self._call(nvml.nvmlDeviceGetName, handle) for handle in handles]
-        return [(index, handles[index], _text(kinds[index] or "")) for index in chosen(self._visible, uuids)]
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        found = chosen(self._visible, [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles])
+        return [(index, handles[index], _text(nvml.nvmlDeviceGetName(handles[index]))) for index in found]
 
     def _usage(self, index: int, handle: Any, kind: str) -> GpuUsage:
         nvml = self._library
@@ -111,15 +97,9 @@ class Devices:
         """None: it failed, or the device has no such number."""
         try:
             return function(*arguments)
-        except Exception as error:  # as above
-            if getattr(error, "value", None) != NOT_SUPPORTED:
-                self._failed(error)
+        except Exception as error:  # of the driver, of any kind
+            log.debug("NVML: %s", error)
             return None
-
-    def _failed(self, error: Exception) -> None:
-        self.failures += 1
-        if self.failures == 1:
-            log.warning("NVML: %s: numbers of GPUs are incomplete; further failures are counted", error)
 
 
 def _text(value: str | bytes) -> str:
@@ -166,8 +146,7 @@ class UsageMeter:
     def _read(self) -> Usage:
         cpu, memory, processes = self._tree.read()
         gpus = self._devices.read() if self._devices else []
-        failures = self._devices.failures if self._devices else 0
-        return Usage(cpu=round(cpu, 3), memory=memory, processes=processes, gpus=gpus, failures=failures)
+        return Usage(cpu=round(cpu, 3), memory=memory, processes=processes, gpus=gpus)
 
 
 def meter(config: Config, role: Role) -> UsageMeter:

@@ -218,4 +218,3 @@ class Usage(Part, frozen=True, kw_only=True):
     memory: Count  # bytes in RAM that no other process shares and that are no part of a file
     processes: Count = 1
     gpus: list[GpuUsage] = []
-    failures: Count = 0  # calls of NVML that failed, since the process started

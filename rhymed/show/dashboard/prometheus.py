@@ -56,7 +56,6 @@ USAGE: dict[str, tuple[Kind, str, Callable[[Usage], float]]] = {
     "cpu": ("gauge", "Processors in use by its processes.", lambda usage: usage.cpu),
     "memory_bytes": ("gauge", "Memory of its processes alone.", lambda usage: usage.memory),
     "processes": ("gauge", "Its process and that one's descendants.", lambda usage: usage.processes),
-    "gpu_failures_total": ("counter", "Calls of NVML that failed.", lambda usage: usage.failures),
 }
 GPUS: dict[str, tuple[str, Callable[[GpuUsage], float | None]]] = {
     "utilization": ("Share of time in which the GPU computed, for any program.", lambda gpu: gpu.utilization),

@@ -77,12 +77,11 @@ def test_what_workers_use_and_each_of_their_gpus() -> None:
         GpuUsage(index=3, utilization=0.91, memory=5, memory_total=9, celsius=64.0),
         GpuUsage(index=4, memory=6, memory_total=9),
     ]
-    usage = Usage(cpu=1.5, memory=1 << 30, processes=3, gpus=gpus, failures=2)
+    usage = Usage(cpu=1.5, memory=1 << 30, processes=3, gpus=gpus)
     busy, without = worker("rollout-0"), worker("rollout-1")
     found = parsed(snapshot(workers=[msgspec.structs.replace(busy, usage=usage), without]))
     assert values(found["rhymed_worker_cpu"], "worker") == {"rollout-0": 1.5}
     assert values(found["rhymed_worker_memory_bytes"], "worker") == {"rollout-0": 1 << 30}
-    assert values(found["rhymed_worker_gpu_failures"], "worker") == {"rollout-0": 2}
     assert values(found["rhymed_worker_gpu_utilization"], "gpu") == {"3": 0.91}
     assert values(found["rhymed_worker_gpu_memory_bytes"], "gpu") == {"3": 5, "4": 6}
     assert values(found["rhymed_worker_gpu_memory_total_bytes"], "gpu") == {"3": 9, "4": 9}

@@ -11,7 +11,6 @@ export function describe(usage) {
     const lines = [`${usage.cpu.toFixed(1)} CPU, ${bytes(usage.memory)}`];
     const gpus = usage.gpus ?? [];
     if (gpus.length) lines.push(joined(gpus));
-    if (usage.failures) lines.push(`${usage.failures} calls of NVML failed`);
     return {
         lines,
         title: gpus.map((gpu) => `GPU ${gpu.index} ${gpu.kind ?? ""}: ${numbers(gpu)}`).join("\n"),
