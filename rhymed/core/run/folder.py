@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import fcntl
 import json
 import logging
@@ -24,6 +23,7 @@ from rhymed.core.config.services import LATEST
 from rhymed.core.errors import ConfigError, FilesLost, RunMismatch
 from rhymed.core.run.layout import ID, METRICS, RunLayout, ids_of, layout_of
 from rhymed.core.secret import redacted
+from rhymed.core.text import quoted
 
 log = logging.getLogger(__name__)
 
@@ -139,20 +139,6 @@ def layout_of_folder(folder: Path) -> RunLayout:
     return layout_of(load_run(folder))
 
 
-def inside(place: Path) -> list[Path]:
-    """The runs' folders in this one, newest first, without links such as `latest`."""
-    files = [(file.stat().st_mtime, file.parent) for file in place.glob("*/config.json") if not _is_model(file)]
-    return [folder for _, folder in sorted(files, reverse=True) if not folder.is_symlink()]
-
-
-def _is_model(file: Path) -> bool:
-    """A folder of Hugging Face's has a configuration of that name, too."""
-    try:
-        return "model_type" in json.loads(file.read_bytes())
-    except (OSError, ValueError, TypeError):
-        return False
-
-
 def no_run(folder: Path) -> str:
     """Why this folder, which has no config.json, cannot be opened as a run."""
     if os.path.exists(folder):
@@ -160,16 +146,9 @@ def no_run(folder: Path) -> str:
     return f"{folder} does not exist: name a run's folder, e.g. runs/quickstart{near(folder)}"
 
 
-def near(folder: Path, most: int = 5) -> str:
-    """What else a folder that is no run may mean, for the end of an error; empty: no run is near."""
-    with contextlib.suppress(OSError):
-        runs = {run.name: run for run in inside(folder if folder.is_dir() else folder.parent)}
-        if close := difflib.get_close_matches(folder.name, runs, n=1):
-            return f"; did you mean {runs[close[0]]}?"
-        if runs:
-            more = ", ..." if len(runs) > most else ""
-            return f"; runs there, newest first: {', '.join(map(str, list(runs.values())[:most]))}{more}"
-    return ""
+def near(folder: Path) -> str:
+    """Where the run that was meant may be, for the end of an error."""
+    return f"; `rhymed runs {quoted(folder if folder.is_dir() else folder.parent)}` lists the runs there"
 
 
 class Held:

@@ -160,14 +160,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 @pytest.mark.parametrize(
     "words", [["history", "stats"], ["view"], ["report"], ["logs"], ["queues"], ["run", "--resume"]]
 )
-def test_a_run_that_does_not_exist_names_those_that_are_near(
+def test_a_run_that_does_not_exist_is_to_be_looked_for_where_runs_are(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make(tmp_path, "quickstart", (0.1,))
-    (tmp_path / "quikstrt").mkdir()
-    (tmp_path / "quikstrt/config.json").write_text('{"model_type": "llama"}')  # a model
     assert main([*words, str(tmp_path / "quikstart")]) == 2
-    assert f"did you mean {tmp_path / 'quickstart'}?" in capsys.readouterr().err
+    assert f"`rhymed runs {tmp_path}` lists the runs there" in capsys.readouterr().err
 
 
 def test_a_narrow_terminal_cuts_no_number(tmp_path: Path) -> None:
