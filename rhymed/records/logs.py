@@ -267,7 +267,7 @@ def printed_by(line: str) -> str:
     return next((name or match[1] for match, name in found if match), "")
 
 
-# Selects log entries by process, level, step and sample. Pure.
+# Selects log entries by process, level and sample. Pure.
 
 RANKS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "critical": 4}
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -277,7 +277,6 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 class Filter:
     level: str = "debug"
     process: str = ""  # a name or a pattern with *
-    step: int | None = None  # from 0
     sample: str = ""  # the complete id
     libraries: bool = True
 
@@ -285,7 +284,6 @@ class Filter:
         return (
             RANKS.get(entry.level, 1) >= RANKS[self.level]
             and (not self.process or fnmatchcase(entry.process, self.process))
-            and (self.step is None or of_step(entry, self.step))
             and (not self.sample or about(entry, self.sample))
         )
 
@@ -305,15 +303,6 @@ def about(entry: Entry, sample: str) -> bool:
     if sample in entry.samples:
         return True
     return bool(re.search(rf"(?<![\w/-]){re.escape(sample)}(?!\d)", entry.text))
-
-
-def of_step(entry: Entry, step: int) -> bool:
-    """`step` counts from 0, as in fields and ids; sentences count from 1."""
-    if entry.step is not None:
-        return entry.step == step
-    if any(id.startswith(f"{step}/") for id in entry.samples):
-        return True
-    return bool(re.search(rf"\bstep {step + 1}\b|(?<![\w/-]){step}/[0-9a-f]{{16}}/", entry.text))
 
 
 def since_stamp(text: str, now: datetime.datetime) -> str:

@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "rhymed logs runs/quickstart --level warning",
         "rhymed logs --since 10m",
         "rhymed logs --sample 3/ab12cd34ab12cd34/0   # the story of one sample",
-        "rhymed logs --process 'rollout-*' --step 3 --json",
+        "rhymed logs --process 'rollout-*' --json",
     )
     add_run(parser)
     parser.add_argument(
@@ -47,7 +47,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--level", default="debug", choices=["debug", "info", "warning", "error"], help="this level and above"
     )
-    parser.add_argument("--step", type=_step, metavar="N", help="lines about this step, from 1")
     parser.add_argument("--since", metavar="TIME", help="30s, 10m, 2h, 1d ago, or 2026-01-31T14:05")
     parser.add_argument(
         "--libraries",
@@ -58,12 +57,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="the lines as written, one JSON object each, libraries included"
     )
-
-
-def _step(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: steps count from 1")
-    return int(text)
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -77,8 +70,7 @@ def handle(arguments: argparse.Namespace) -> int:
     if arguments.sample is not None:
         sample = story.find(folder, arguments.sample, folders, future=arguments.follow)
     libraries = arguments.libraries or arguments.json
-    step = None if arguments.step is None else arguments.step - 1
-    wanted = Filter(arguments.level, arguments.process, step, sample, libraries)
+    wanted = Filter(arguments.level, arguments.process, sample, libraries)
     now = datetime.datetime.now().astimezone()
     since = since_stamp(arguments.since, now) if arguments.since else UNKNOWN_TIME
     page = Formatter(colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))

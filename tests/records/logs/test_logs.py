@@ -325,7 +325,6 @@ def test_what_is_read_and_what_is_followed_meet_without_a_gap_or_an_overlap(tmp_
         (Filter(), ["a", "b", f"sample {SAMPLE} x", f"sample {SAMPLE}0", "step 4: done"]),
         (Filter(level="warning"), ["b"]),
         (Filter(process="roll*"), ["b"]),
-        (Filter(step=3), ["b", f"sample {SAMPLE} x", f"sample {SAMPLE}0", "step 4: done"]),
         (Filter(sample=SAMPLE), ["b", f"sample {SAMPLE} x"]),
     ],
 )
@@ -463,17 +462,6 @@ def test_an_evaluations_sample_is_written_and_found_by_its_version(
         _, out, _ = run(capsys, "--run", tmp_path, "--sample", name)
         assert out.startswith("sample eval-v3/00000000000000ab/1, of the evaluation of version 3")
     assert "have such a sample" in run(capsys, "--run", tmp_path, "--sample", "eval-v4/00000000000000ab/1")[2]
-
-
-def test_the_option_for_a_step_counts_as_the_lines_do(
-    write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write("trainer", 1, "step 1 trained: loss 0", **cause("trained", [], step=0))
-    write("trainer", 2, "step 2 trained: loss 0", **cause("trained", [], step=1))
-    assert run(capsys, "--run", tmp_path, "--step", "1")[1].endswith("step 1 trained: loss 0\n")
-    with pytest.raises(SystemExit):
-        run(capsys, "--run", tmp_path, "--step", "0")
-    assert "steps count from 1" in capsys.readouterr().err
 
 
 def test_the_command_filters_and_names_what_is_not_there(
