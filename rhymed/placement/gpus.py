@@ -238,10 +238,8 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose(config: Config, *, gpu: bool | None = None) -> Choice:
-    """`gpu`: the trainer computes on one; None: as its settings say."""
-    trainer, rollout = config.trainer, config.rollout
-    on_gpu = trains_on_gpus(config) if gpu is None else gpu
+def choose(config: Config) -> Choice:
+    trainer, rollout, on_gpu = config.trainer, config.rollout, trains_on_gpus(config)
     if config.net.transport == "auto":
         return Choice("file", f'the trainer\'s file in shared memory is mapped; net.transport = "ipc" is {UNTRIED}')
     if rollout.engine != "vllm" or trainer.engine != "torch":
@@ -254,6 +252,5 @@ def choose(config: Config, *, gpu: bool | None = None) -> Choice:
         return Choice("file", "engines have other GPUs than the trainer: schedule.colocate = true would share them")
     if not on_gpu:
         return Choice("ipc", "engines map host memory of the trainer, as they would map memory of a GPU")
-    gpus = config.rollout.engine_gpus
-    ranks = f", its first rank of {gpus}" if gpus > 1 else ""
+    ranks = f", its first rank of {rollout.engine_gpus}" if rollout.engine_gpus > 1 else ""
     return Choice("ipc", f"the engine{ranks} maps memory of the trainer's GPU ({UNTRIED}); the file is the fallback")

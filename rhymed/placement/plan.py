@@ -69,21 +69,15 @@ class Seat:
     def processes(self) -> list[str]:
         return [self.process(number) for number in range(self.count)]
 
-    def command(
-        self, config: str | Path, number: int | None = None, program: Sequence[str] = PROGRAM, options: str = ""
-    ) -> list[str]:
+    def command(self, config: str | Path, number: int | None = None, program: Sequence[str] = PROGRAM) -> list[str]:
         """One process's. `number`: its own, below `count`, for a name that stays; None: named by its host and process
-        id, for engines that start as many copies as wanted. `options`: further ones, e.g. `--stay` of the broker."""
-        argv = [*program, *self.arguments, *options.split()]
+        id, for engines that start as many copies as wanted."""
+        argv = [*program, *self.arguments]
         if number and self.kind == "gang":
             argv += ["--node", str(number)]
         if self.arguments[0] == "worker" and number is not None:
             argv += ["--name", self.process(number)]
         return [*argv, str(config)]
-
-    def health(self, config: str | Path, program: Sequence[str] = PROGRAM) -> list[str]:
-        """A probe for container engines: exit status 0 if a process of this seat on the same host is healthy."""
-        return [*program, "health", self.name, str(config)]
 
 
 @dataclass(frozen=True)

@@ -66,10 +66,8 @@ def test_engines_that_share_the_trainers_gpus_are_placed_beside_it() -> None:
     assert seat("rollout").shares_with is None
 
 
-def test_copies_are_named_by_their_host_and_the_broker_may_stay() -> None:
+def test_copies_are_named_by_their_host() -> None:
     assert seat("rollout").command("c.toml") == ["rhymed", "worker", "--role", "rollout", "c.toml"]
-    assert seat("broker").command("c.toml", options="--stay") == ["rhymed", "broker", "--stay", "c.toml"]
-    assert seat("reward").health("c.toml") == ["rhymed", "health", "reward", "c.toml"]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -90,9 +88,8 @@ def test_compose_starts_what_the_plan_has_with_its_addresses() -> None:
     file = "${RHYMED_CONFIG:-configs/quickstart.toml}"
     for one in plan.seats(config):
         service = compose["services"][one.name]
-        options = "--stay" if one.name == "broker" else ""
-        assert service["command"] == one.command(file, options=options)[1:]
-        assert service["healthcheck"]["test"] == ["CMD", *one.health(file)]
+        assert [word for word in service["command"] if word != "--stay"] == one.command(file)[1:]
+        assert service["healthcheck"]["test"] == ["CMD", "rhymed", "health", one.name, file]
         assert f"key-{one.role}:/run/secrets/rhymed:ro" in service["volumes"]
 
 
