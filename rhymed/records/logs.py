@@ -12,7 +12,6 @@ import datetime
 import heapq
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -185,12 +184,12 @@ def _foreign(line: bytes, log: Log, last: LastStamp) -> Iterator[Entry]:
     text = line.decode(errors="replace").strip("\r\n\0")
     if not text.strip():
         return
-    stamp, level = STAMP.match(line), LEVEL.search(line, 0, 80)
-    if stamp:
-        last.time = _utc(stamp) or last.time
+    stamped, level = STAMP.match(line), LEVEL.search(line, 0, 80)
+    if stamped:
+        last.time = _utc(stamped) or last.time
     if level:
         last.level = NAMED.get(level[1], level[1].decode().lower())
-    elif stamp or not (text[0].isspace() or log.foreign):
+    elif stamped or not (text[0].isspace() or log.foreign):
         last.level = ""
     if not text[0].isspace():
         last.library = printed_by(text)
@@ -204,22 +203,20 @@ def _foreign(line: bytes, log: Log, last: LastStamp) -> Iterator[Entry]:
     )
 
 
-def _utc(stamp: re.Match[bytes]) -> str:
+def _utc(found: re.Match[bytes]) -> str:
     """Foreign time stamps are local time."""
+    day, clock, fraction = (part.decode() for part in found.groups(b""))
     try:
-        local = time.strptime(f"{stamp[1].decode()} {stamp[2].decode()}", "%Y-%m-%d %H:%M:%S")
-        utc = time.gmtime(time.mktime(local))
+        return stamp(datetime.datetime.fromisoformat(f"{day}T{clock}.{fraction:0<3}"))
     except (ValueError, OverflowError):
         return UNKNOWN_TIME
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', utc)}.{(stamp[3] or b'').decode():0<3}Z"
 
 
 def _written(log: Log) -> str:
     try:
-        seconds = log.files[-1].stat().st_mtime
+        return stamp(datetime.datetime.fromtimestamp(int(log.files[-1].stat().st_mtime)))
     except OSError:
         return UNKNOWN_TIME
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.000Z"
 
 
 def seek(file: BinaryIO, since: str) -> None:
