@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rhymed.core.errors import ConfigError, RhymedError
 from rhymed.core.messages import EVAL
@@ -40,7 +39,7 @@ COUNTS = ("reward.workers", "reward.processes", *(f"reward.judge.{name}" for nam
 WIDEST = 28  # characters of a value
 
 Means = Mapping[tuple[int, int], float]
-"""(step or 0, prompt as a number) -> mean reward of its samples"""
+"""(step of those that are compared, prompt as a number) -> mean reward of its samples"""
 Numbers = dict[str, float | None]
 """Of one run, by the names in `NUMBERS`; None: it has no such number."""
 NUMBERS = {
@@ -137,14 +136,15 @@ def _judged(
     held: Difference | str = "not both runs evaluate any ([[eval.datasets]])"
     before, after = evaluated
     if before is not None and after is not None:
-        found = difference(held_out_means(one, before), held_out_means(other, after))
+        a, b = EVAL + before, EVAL + after
+        found = difference(means(one, a, a + 1), means(other, b, b + 1))
         held = found or "not judged: the runs have other ones"
     span = max(0, common - JUDGED_STEPS), common
     training: Difference | str
     if filtered:
         training = "not judged: groups without a signal were left out (dynamic sampling), others in each run"
     else:
-        found = difference(trained(one, *span), trained(other, *span))
+        found = difference(means(one, *span), means(other, *span))
         training = found or "not judged: the runs have other ones"
     return {"held-out rows": held, f"training rows, newest {JUDGED_STEPS} steps of both": training}
 
@@ -158,22 +158,12 @@ def columns_of(folder: Path) -> SampleColumns | None:
         return None
 
 
-def held_out_means(columns: SampleColumns, version: int) -> Means:
-    """Of the evaluation of this policy version."""
-    return _means(columns, columns.step == EVAL + version, by_step=False)
-
-
-def trained(columns: SampleColumns, first: int, end: int) -> Means:
-    """Of the training steps from `first` to before `end`, each with its own prompts."""
-    return _means(columns, (columns.step >= first) & (columns.step < end), by_step=True)
-
-
-def _means(columns: SampleColumns, chosen: NDArray[np.bool_], *, by_step: bool) -> Means:
-    chosen = chosen & ~np.isnan(columns.reward) & ~columns.dropped
-    steps = columns.step[chosen] if by_step else np.zeros(int(chosen.sum()), np.int64)
+def means(columns: SampleColumns, first: int, end: int) -> Means:
+    """Of the steps from `first` to before `end`, each with its own prompts; an evaluation is one step."""
+    chosen = (columns.step >= first) & (columns.step < end) & ~np.isnan(columns.reward) & ~columns.dropped
+    steps, prompts = columns.step[chosen] - first, columns.prompt[chosen]
     found: dict[tuple[int, int], list[float]] = {}
-    rows = zip(steps.tolist(), columns.prompt[chosen].tolist(), columns.reward[chosen].tolist(), strict=True)
-    for step, prompt, reward in rows:
+    for step, prompt, reward in zip(steps.tolist(), prompts.tolist(), columns.reward[chosen].tolist(), strict=True):
         found.setdefault((step, prompt), []).append(reward)
     return {key: sum(rewards) / len(rewards) for key, rewards in found.items()}
 

@@ -60,8 +60,8 @@ def test_rewards_are_means_over_the_samples_of_a_prompt() -> None:
         dropped=np.zeros(6, bool),
         damaged=0,
     )
-    assert better.trained(columns, 0, 2) == {(0, 7): 0.5, (1, 7): 0.3}
-    assert better.held_out_means(columns, 4) == {(0, 7): 0.4}
+    assert better.means(columns, 0, 2) == {(0, 7): 0.5, (1, 7): 0.3}
+    assert better.means(columns, EVAL + 4, EVAL + 5) == {(0, 7): 0.4}
 
 
 def test_only_keys_that_differ_are_differences_and_secrets_stay_hidden() -> None:
