@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rhymed.core.config import Config
 from rhymed.core.errors import FilesLost, RhymedError
@@ -39,20 +39,14 @@ from rhymed.records.remote.place import PUBLISHED, Place, needed
 log = logging.getLogger(__name__)
 
 
-class Keep(NamedTuple):
-    """How many are kept, and how often a backup is made."""
-
-    checkpoints: int
-    backups: int
-    every: int  # training steps
-
-
 class Copier:
     """`checkpoint`, `backup`: steps of the newest ones that are there; -1: none. `check`: raises where another head
     has the copy now; asked before anything counts or is removed there, as this one may have been asleep."""
 
-    def __init__(self, run: Place, layout: RunLayout, keep: Keep, check: Callable[[], object] = lambda: None) -> None:
-        self._run, self._layout, self._keep, self._check = run, layout, keep, check
+    def __init__(
+        self, run: Place, layout: RunLayout, config: Config, check: Callable[[], object] = lambda: None
+    ) -> None:
+        self._run, self._layout, self._config, self._check = run, layout, config, check
         self._checkpoints, self._backups = Checkpoints(run), Backups(run)
         self._newest = ""  # name of the checkpoint that was uploaded last
         self._damaged: set[str] = set()  # names of checkpoints that are read once
@@ -76,7 +70,7 @@ class Copier:
         """`trained`: steps so far; `last`: nothing will change any more. Raises `StorageError`, `StoreError`,
         `OSError`."""
         self._upload_newest()
-        if last or trained >= max(self.backup, 0) + self._keep.every:
+        if last or trained >= max(self.backup, 0) + self._config.store.backup_every:
             self._back_up(trained)
         if last:
             self._publish()
@@ -138,8 +132,8 @@ class Copier:
 
     def _prune(self) -> None:
         self._check()
-        kept = self._backups.prune(self._keep.backups)
-        self._checkpoints.prune(needed(kept, self._steps(), self._keep.checkpoints), self._newest)
+        kept = self._backups.prune(self._config.store.keep_backups)
+        self._checkpoints.prune(needed(kept, self._steps(), self._config.trainer.keep_checkpoints), self._newest)
 
     def _steps(self) -> list[int]:
         return [one.step for one in self._checkpoints.uploaded()]
@@ -270,9 +264,8 @@ class Uploader(Service):
 
 def copier(config: Config, layout: RunLayout) -> Copier:
     """Ready for `look`. Raises `ConfigError`, `StorageError`."""
-    keep = Keep(config.trainer.keep_checkpoints, config.store.keep_backups, config.store.backup_every)
     place = head.place_of(config)
-    made = Copier(place, layout, keep, lambda: head.check(place, layout.folder))
+    made = Copier(place, layout, config, lambda: head.check(place, layout.folder))
     made.start()
     return made
 

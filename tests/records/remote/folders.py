@@ -10,8 +10,14 @@ from rhymed.core.run import checkpoint
 from rhymed.core.run import folder as runs
 from rhymed.core.run.layout import ids_of
 from rhymed.records.remote.place import Place
-from rhymed.records.remote.uploader import Copier, Keep
+from rhymed.records.remote.uploader import Copier
 from tests.store.stores import LocalStore, new_sample
+
+
+def keeping(checkpoints: int, backups: int, every: int) -> Config:
+    """So many of each, and a backup after so many steps."""
+    store = {"keep_backups": backups, "backup_every": every}
+    return Config.model_validate({"trainer": {"keep_checkpoints": checkpoints}, "store": store})
 
 
 class Run:
@@ -41,7 +47,7 @@ class Run:
         self.local.do(lambda b: self.local.writes.forget_logprobs(b, forget))
 
     def copier(self, place: Place, every: int = 2, backups: int = 2) -> Copier:
-        made = Copier(place, self.layout, Keep(self.keep, backups, every))
+        made = Copier(place, self.layout, keeping(self.keep, backups, every))
         made.start()
         return made
 

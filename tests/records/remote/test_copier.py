@@ -10,8 +10,9 @@ from rhymed.core.config import Config
 from rhymed.core.run.layout import layout_of
 from rhymed.records.remote import uploader
 from rhymed.records.remote.checkpoints import Checkpoints
-from rhymed.records.remote.uploader import Copier, Keep
+from rhymed.records.remote.uploader import Copier
 from tests.packages import needs
+from tests.records.remote.folders import keeping
 from tests.records.remote.test_checkpoints import save
 
 pytestmark = needs("fsspec")
@@ -34,7 +35,7 @@ def test_a_damaged_checkpoint_is_read_once_and_the_one_before_is_uploaded(
 
     real = uploader.damage
     monkeypatch.setattr(uploader, "damage", damage)
-    copies = Copier(place, layout, Keep(2, 2, 5))
+    copies = Copier(place, layout, keeping(2, 2, 5))
     copies.start()
     for _ in range(3):
         copies.look(0)

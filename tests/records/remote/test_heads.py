@@ -22,9 +22,9 @@ from rhymed.records.remote import head, uploader
 from rhymed.records.remote.backups import Backups
 from rhymed.records.remote.checkpoints import Checkpoints
 from rhymed.records.remote.place import LEASE, Place, open_place
-from rhymed.records.remote.uploader import Copier, Keep, Uploader
+from rhymed.records.remote.uploader import Copier, Uploader
 from tests.packages import needs
-from tests.records.remote.folders import Run
+from tests.records.remote.folders import Run, keeping
 from tests.records.remote.test_checkpoints import save
 
 pytestmark = needs("fsspec")
@@ -98,7 +98,7 @@ def test_an_uploader_leaves_the_copy_of_another_run_alone(tmp_path: Path, place:
 def test_a_head_that_was_asleep_changes_nothing_of_the_copy_that_another_has(tmp_path: Path, place: Place) -> None:
     config, layout = begun(tmp_path / "first")
     head.claim(config, layout, take_over=False)
-    copies = Copier(place, layout, Keep(1, 1, 1), lambda: head.check(place, layout.folder))
+    copies = Copier(place, layout, keeping(1, 1, 1), lambda: head.check(place, layout.folder))
     copies.start()
     save(layout.checkpoints, 1, "first")
     copies.look(1)
