@@ -23,7 +23,6 @@ from rhymed_broker.simulate.engine import Cost
 from rhymed_broker.simulate.study import MODES, Mode, compare, picture, table
 from rhymed_broker.simulate.workload import Recorded, Shape, Synthetic, Workload, read_trace
 from rhymed_broker.simulate.world import World
-from rhymed_broker.slices import Slices, sliced
 
 
 def run(
@@ -90,10 +89,9 @@ class _Timed(Ledger):
         self.spent_s += time.perf_counter() - began
         self.events += 1
 
-    @sliced
-    def drain(self, now: float) -> Slices[list[Action]]:
+    def drain(self, now: float) -> list[Action]:
         began = time.perf_counter()
-        actions = yield from super().drain.slices(now)
+        actions = super().drain(now)
         self.spent_s += time.perf_counter() - began
         return actions
 

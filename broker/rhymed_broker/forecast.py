@@ -23,8 +23,6 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from rhymed_broker.slices import Slices, sliced
-
 VISITS = 4  # the newest ones of a prompt's history: drift makes older ones worthless
 
 
@@ -67,20 +65,18 @@ class Forecast:
         if visits := [[self._bin(tokens) for _, tokens in visit] for _, visit in steps]:
             self._pending[prompt] = visits[-VISITS:]
 
-    @sliced
-    def open(self, step: int, prompts: Iterable[str]) -> Slices[None]:
+    def open(self, step: int, prompts: Iterable[str]) -> None:
         """Optional: forecasts of many prompts cost less when they are computed together."""
-        yield from self._catch_up.slices()
-        yield from self._model.refresh.slices([self._group(step, prompt) for prompt in prompts])
+        self._catch_up()
+        self._model.refresh([self._group(step, prompt) for prompt in prompts])
 
-    @sliced
-    def settle(self, step: int) -> Slices[None]:
+    def settle(self, step: int) -> None:
         """Optional: does now, for a whole step, what the next question about the step would do."""
-        yield from self._catch_up.slices()
-        yield from self._learn.slices()
+        self._catch_up()
+        self._learn()
         groups = [*self._steps.get(step, {}).values()]
         if any(group.version not in (-1, self._model.version) for group in groups):
-            yield from self._model.refresh.slices(groups)
+            self._model.refresh(groups)
 
     def finished(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> None:
         """A sample ended. More than the cap counts as the cap."""
@@ -124,12 +120,11 @@ class Forecast:
         part = min(1.0, max(0.0, above - rest) / (above - below or 1.0))
         return min(max(1.0, tokens, math.exp((bin + part) * self._model.width)), float(self.cap))
 
-    @sliced
-    def close(self, step: int) -> Slices[None]:
+    def close(self, step: int) -> None:
         """The step is trained: its lengths are history now."""
         groups = [group for group in self._steps.get(step, {}).values() if group.done]
         self._steps = {key: value for key, value in self._steps.items() if key > step}  # older steps: late reports
-        yield from self._take.slices(groups, groups)
+        self._take(groups, groups)
 
     def _group(self, step: int, prompt: str) -> GroupLengths:
         groups = self._steps.setdefault(step, {})
@@ -169,16 +164,14 @@ class Forecast:
         """The samples have doubled since the model last learned."""
         return self._ended >= max(8, 2 * self._learned)
 
-    @sliced
-    def _learn(self) -> Slices[None]:
+    def _learn(self) -> None:
         """From open steps too, if there is news."""
         if self._has_news():
             groups = [group for groups in self._steps.values() for group in groups.values()]
-            yield from self._model.learn.slices([group for group in groups if group.done or group.running])
+            self._model.learn([group for group in groups if group.done or group.running])
             self._learned = self._ended
 
-    @sliced
-    def _catch_up(self) -> Slices[None]:
+    def _catch_up(self) -> None:
         """Processes remembered visits. The model also learns from prompts that are new to the run."""
         if not self._pending:
             return
@@ -188,14 +181,13 @@ class Forecast:
             groups = [GroupLengths(prompt, visits[-age]) for prompt, visits in pending.items() if len(visits) >= age]
             fresh = [group for group in groups if group.prompt in new]
             self._ended += sum(len(group.done) for group in fresh)
-            yield from self._take.slices(groups, fresh)
+            self._take(groups, fresh)
 
-    @sliced
-    def _take(self, groups: Sequence[GroupLengths], fresh: Sequence[GroupLengths]) -> Slices[None]:
+    def _take(self, groups: Sequence[GroupLengths], fresh: Sequence[GroupLengths]) -> None:
         """These visits are over; the model learns from `fresh` ones."""
-        yield from self._model.learn.slices(fresh, closed=True)
+        self._model.learn(fresh, closed=True)
         self._learned = self._ended
-        yield from self._model.take.slices(groups)
+        self._model.take(groups)
 
 
 # The model of response lengths: histograms of levels, drifts and noises, and Bayes' rule with them. Pure.
@@ -248,23 +240,20 @@ class Model:
         self.known: dict[str, tuple[float, float]] = {}  # prompt -> `now` of its last visit
         self.version = 0  # of histograms and beliefs
 
-    @sliced
-    def learn(self, groups: Sequence[GroupLengths], closed: bool = False) -> Slices[None]:
+    def learn(self, groups: Sequence[GroupLengths], closed: bool = False) -> None:
         """Learn from these groups and the past. `closed`: they belong to the past now."""
         if not groups:
             return
         spread = groups[:: len(groups) // BATCH + 1]
         past = [(1 - FORGET * closed) * counts for counts in self._past]
         for _ in range(ROUNDS):
-            counted = yield from self._count(spread)
+            counted = self._count(spread)
             total = [old + new for old, new in zip(past, counted, strict=True)]
             self._set(total)
-            yield
         self.version += 1
         self._past = total if closed else self._past
 
-    @sliced
-    def refresh(self, groups: Sequence[GroupLengths]) -> Slices[None]:
+    def refresh(self, groups: Sequence[GroupLengths]) -> None:
         """Updates many groups at a shared cost."""
         for at in range(0, len(groups), BATCH):
             batch = groups[at : at + BATCH]
@@ -275,12 +264,10 @@ class Model:
             beliefs, tables = zip(mean.tolist(), spread.tolist(), strict=True), zip(*self._tables(level), strict=True)
             for group, prior, belief, table in zip(batch, priors, beliefs, tables, strict=True):
                 group.prior, group.now, group.tables, group.version = prior, belief, {-1: table}, self.version
-            yield
 
-    @sliced
-    def take(self, groups: Sequence[GroupLengths]) -> Slices[None]:
+    def take(self, groups: Sequence[GroupLengths]) -> None:
         """These visits are over."""
-        yield from self.refresh.slices(groups)
+        self.refresh(groups)
         self.known |= {group.prompt: group.now for group in groups}
         self.version += 1
 
@@ -321,16 +308,13 @@ class Model:
         evidence = np.add.reduceat(self._evidence[[*chain(*shown)]], [0, *accumulate(map(len, shown[:-1]))])
         return np.asarray(np.exp((evidence - evidence.max(axis=1, keepdims=True)).clip(FLOOR)))
 
-    def _count(self, groups: Sequence[GroupLengths]) -> Slices[tuple[Array, Array, Array]]:
+    def _count(self, groups: Sequence[GroupLengths]) -> tuple[Array, Array, Array]:
         """Expected counts of these groups' levels, drifts and noises (Dempster, Laird and Rubin 1977)."""
         old, prior = self._priors(groups)
-        yield
         likely = self._likely(groups)
-        yield
         total = (prior * likely).sum(axis=1, keepdims=True)
         level = prior * likely / total
         drift = self._drift * self._by_offset((old / total).T @ likely)
-        yield
         ended = self._by_offset(level.T @ self._occupied([[b for b in g.done if b < self.bins] for g in groups]))
         at_least = [[*group.running, *(bin for bin in group.done if bin == self.bins)] for group in groups]
         censored = self._by_offset(level.T @ self._occupied(at_least))

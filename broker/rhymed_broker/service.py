@@ -5,8 +5,7 @@
     liveness (once a second) ------------+       ^
     recovery (dataset, journal) -----------------+      shutdown waits for the last checkpoint
 
-Events of one turn of the event loop lead to one scheduling pass; a long one goes on over several (`shell/turns`), and
-later events wait for it. The run begins when the dataset is read and the
+Events of one turn of the event loop lead to one scheduling pass. The run begins when the dataset is read and the
 trainer has joined, and ends when the plan is trained. Nothing here must survive: the store's journal and the
 trainer's position are the truth.
 """
@@ -17,7 +16,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn, get_args
 
@@ -41,7 +40,6 @@ from rhymed_broker.scheduler.policy import stay
 from rhymed_broker.shell.admission import Admission, Liveness
 from rhymed_broker.shell.delivery import Delivery, Order, Outbox, log_drop
 from rhymed_broker.shell.recovery import Recovery
-from rhymed_broker.shell.turns import Queue, Turns
 from rhymed_broker.states import Rules
 from rhymed_broker.status.dashboard import Dashboard
 from rhymed_broker.status.snapshot import Latest
@@ -197,7 +195,7 @@ ROW_S = 2.0  # for a step's row to be in its file, before the trainer forgets it
 FLUSH_S = 30.0  # for the last marks and metrics
 EXPORTS_S = 6.0  # for unsent metrics, when the run is stopped
 
-Handler = Callable[[bytes, Any], messages.Message | Awaitable[messages.Message]]
+Handler = Callable[[bytes, Any], messages.Message]
 
 
 class BrokerService(Service):
@@ -215,8 +213,6 @@ class BrokerService(Service):
         self.ledger = Ledger(rules, policy_of(config), forecast, signal)
         self.finished = False
         self.latest = Latest(config.run.name, self.ledger, self.lag)
-        self._turns = Turns()
-        self._orders = Queue[Order](lambda order: self.spawn(self._deliver(order)))
         self._pass: asyncio.Task[None] | None = None  # that has not begun
         self._over = ""  # why the run is over; empty: it is not
         self._outbox = Outbox()
@@ -231,14 +227,12 @@ class BrokerService(Service):
         self.closing.callback(self.server.close)
         self.store = connect(places, "broker", keys)
         self.closing.callback(self.store.close)
-        self._delivery = Delivery(
-            self.server, self.ledger, self._turns, partial(self._outbox.flush, FLUSH_S), self._wake
-        )
+        self._delivery = Delivery(self.server, self.ledger, partial(self._outbox.flush, FLUSH_S), self._wake)
         self._admission = Admission(
             config.run.name, config.schedule, self.ledger, self._delivery, self._timeline, self._restart_at
         )
         self._shutdown = Shutdown(self.ledger, self._delivery)
-        self._recovery = Recovery(config, places, self.ledger, self._turns, self.store, self._outbox, self._timeline)
+        self._recovery = Recovery(config, places, self.ledger, self.store, self._outbox, self._timeline)
         self._reports = Reports(self.ledger, config.reward)
         self._handlers = self._handler_table()
 
@@ -249,8 +243,7 @@ class BrokerService(Service):
         self.spawn(self._exports.run())
         self.spawn(self._timeline_writer.run())
         self.spawn(self._recovery.run(self._reports.replay, self._fail, self._wake))
-        schedule = self.config.schedule
-        self.spawn(Liveness(schedule, self.ledger, self._turns, self._delivery, self._timeline).run(self._wake))
+        self.spawn(Liveness(self.config.schedule, self.ledger, self._delivery, self._timeline).run(self._wake))
         self.spawn(self.latest.watch(self.store))
         self.spawn(Dashboard(self.config.net.http, self.places, self._snapshot).run(), vital=False)
 
@@ -270,16 +263,12 @@ class BrokerService(Service):
         }
 
     async def close(self) -> None:
-        self._orders.close()
         await self.closing.aclose()
         await asyncio.gather(self._metrics_writer.close(), self._timeline_writer.close())
         await self._exports.close(finished=self.finished, deadline_s=EXPORTS_S)
 
     async def _handle(self, peer: bytes, message: Any, frames: Sequence[bytes]) -> messages.Message:
-        async with self._turns:
-            answer = self._handlers[type(message)](peer, message)
-            if not isinstance(answer, messages.Message):
-                answer = await answer
+        answer = self._handlers[type(message)](peer, message)
         if not isinstance(message, messages.GetQueues):
             self._wake()
         if isinstance(message, messages.Trained):  # the trainer repeats it to a broker that replaces this one
@@ -316,10 +305,10 @@ class BrokerService(Service):
         self.ledger.loaded(loaded.worker, loaded.version, time.monotonic(), loaded.life)
         return DONE
 
-    async def _trained(self, peer: bytes, trained: messages.Trained) -> messages.Message:
+    def _trained(self, peer: bytes, trained: messages.Trained) -> messages.Message:
         self._admission.member(peer, trained.worker)
         self._delivery.check_trainer(peer, trained)
-        row = await self._turns.run(self.ledger.train_done.slices(trained.step, time.monotonic()))
+        row = self.ledger.train_done(trained.step, time.monotonic())
         if row is None:
             if trained.step < (self.ledger.version if self._recovery.position is None else self._recovery.position):
                 self._metrics_writer.trained(trained.step, trained.metrics)  # repeated, or sent after it joined again
@@ -332,13 +321,13 @@ class BrokerService(Service):
         log.info("trained %d/%d   %s", trained.step + 1, self._recovery.steps, step_line(metrics), extra=fields)
         return DONE
 
-    async def _checkpointed(self, peer: bytes, checkpointed: messages.Checkpointed) -> messages.Message:
+    def _checkpointed(self, peer: bytes, checkpointed: messages.Checkpointed) -> messages.Message:
         self._admission.member(peer, checkpointed.worker)
         self._delivery.check_trainer(peer, checkpointed)
         step = checkpointed.step
         kept = min([step, *(evaluated_version(one.step) for one in self.ledger.samples.evaluations())])
         self._shutdown.checkpointed(max(step, checkpointed.newest))
-        await self._schedule()  # so that marks of these steps are written before their log-probs are forgotten
+        self._schedule()  # so that marks of these steps are written before their log-probs are forgotten
         self._outbox.put("forget log-probs", lambda: self.store.forget_logprobs(kept))
         return DONE
 
@@ -349,8 +338,7 @@ class BrokerService(Service):
         return self.latest.queues(request, steps=steps, finished=self.finished, warnings=warnings)
 
     async def _snapshot(self) -> messages.Message:
-        async with self._turns:
-            return self._queues(b"", messages.GetQueues(brief=True))
+        return self._queues(b"", messages.GetQueues(brief=True))
 
     def _wake(self) -> None:
         """One scheduling pass for everything that arrives in this turn of the event loop."""
@@ -358,16 +346,14 @@ class BrokerService(Service):
             self._pass = self.spawn(self._run_pass(), vital=False)
 
     async def _run_pass(self) -> None:
-        async with self._turns:
-            self._pass = None  # what arrives from now on needs another one
-            await self._schedule()
+        self._pass = None  # what arrives from now on needs another one
+        self._schedule()
 
-    async def _schedule(self) -> None:
-        actions = await self._turns.run(self.ledger.drain.slices(time.monotonic()))
-        self._orders.put([order for action in actions for order in self._perform(action)])
+    def _schedule(self) -> None:
+        for action in self.ledger.drain(time.monotonic()):
+            self._perform(action)
 
-    def _perform(self, action: Action) -> list[Order]:
-        """At once, but for orders: these are returned."""
+    def _perform(self, action: Action) -> None:
         match action:
             case Mark(ids, state, reason, drawn):
                 if state == "dropped":
@@ -383,8 +369,7 @@ class BrokerService(Service):
             case Recall(step, prompts):
                 self.spawn(self._recovery.recall(step, prompts))
             case order:
-                return [order]
-        return []
+                self.spawn(self._deliver(order))
 
     async def _deliver(self, order: Order) -> None:
         try:
@@ -394,8 +379,7 @@ class BrokerService(Service):
 
     async def _fail(self, error: RhymedError) -> NoReturn:
         """Report the error to all workers, then end with it."""
-        async with self._turns:
-            self.ledger.pause()
+        self.ledger.pause()
         self._timeline.finished(time.monotonic(), f"{FAILED}{error}")
         await self._delivery.finish(list(self.ledger.workers.by_name), f"{FAILED}{error}")
         raise error
@@ -423,11 +407,10 @@ class BrokerService(Service):
     async def _dismiss(self, names: list[str]) -> None:
         """Workers that have heard of the end send no Leave; a trainer does."""
         heard = await self._delivery.finish(names, self._over)
-        async with self._turns:
-            for name in heard:
-                worker = self.ledger.workers.by_name.get(name)
-                if worker is not None and worker.role != "trainer":
-                    self._admission.dismissed(name)
+        for name in heard:
+            worker = self.ledger.workers.by_name.get(name)
+            if worker is not None and worker.role != "trainer":
+                self._admission.dismissed(name)
 
 
 def policy_of(config: Config) -> Policy:

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from rhymed_broker.forecast import VISITS, Forecast, Lengths
-from rhymed_broker.slices import Slices, sliced
 
 PRIOR = 2.0  # samples of a prompt that the run's value counts as
 SHRUNK = 512.0  # tokens that a correction of 1 counts as
@@ -55,13 +54,11 @@ class TurnForecast:
         for step, lengths in samples:
             self._add(step, prompt, lengths)
 
-    @sliced
-    def open(self, step: int, prompts: Iterable[str]) -> Slices[None]:
-        yield from self._whole.open.slices(step, prompts)
+    def open(self, step: int, prompts: Iterable[str]) -> None:
+        self._whole.open(step, prompts)
 
-    @sliced
-    def settle(self, step: int) -> Slices[None]:
-        yield from self._whole.settle.slices(step)
+    def settle(self, step: int) -> None:
+        self._whole.settle(step)
 
     def finished(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> None:
         """`turns`: the policy's tokens of each turn; empty: it had one, of `tokens`."""
@@ -96,9 +93,8 @@ class TurnForecast:
         at_begin = (own.found + PRIOR * (prior + tokens - begun)) / (own.weight + PRIOR)
         return min(max(at_begin - (tokens - begun), 1.0), room)
 
-    @sliced
-    def close(self, step: int) -> Slices[None]:
-        yield from self._whole.close.slices(step)
+    def close(self, step: int) -> None:
+        self._whole.close(step)
         for left in self._run.values():
             left.fade(FADE)
 

@@ -16,7 +16,6 @@ from rhymed_broker.ledger.actions import Act, Close
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.scheduler.policy import load
-from rhymed_broker.slices import CHUNK, Slices, sliced
 from rhymed_broker.states import UNWRITTEN, Sample
 
 
@@ -26,8 +25,7 @@ class Acting:
         self._resets = 0
         self._back: dict[str, dict[Sample, None]] = {}  # host -> what may wait for it
 
-    @sliced
-    def assign(self, now: float) -> Slices[list[Act | Close]]:
+    def assign(self, now: float) -> list[Act | Close]:
         """As many as workers have room for."""
         if not self._samples.rules.environment:
             return []
@@ -40,7 +38,7 @@ class Acting:
         for name in free:
             placed[name] = self._take_back(name, room[name])
             room[name] -= len(placed[name])
-        for looked, sample in enumerate(self._homeless(), 1):
+        for sample in self._homeless():
             able = {
                 name: slots for name, slots in room.items() if not self._is_second_suspect(sample, name, placed[name])
             }
@@ -53,8 +51,6 @@ class Acting:
             placed[name].append(sample)
             actions += self._moved(sample.id)
             self._hosts.put(sample.id, name)
-            if not looked % CHUNK:
-                yield
         return actions + [self._act(name, samples, now) for name, samples in placed.items() if samples]
 
     def _sort(self) -> list[Act | Close]:

@@ -29,11 +29,9 @@ from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker, Workers
 from rhymed_broker.scheduler.policy import Running, StepQueue, load
-from rhymed_broker.slices import CHUNK, Slices, sliced, slices_of
 from rhymed_broker.states import Sample, State
 
 MOST_RANKED = 2048  # groups of open steps that are ranked again while they run: about 0.1 s
-GROUPS = 128  # in one slice
 VERIFIED = 0.1  # forwards per token that a moved sample has
 RELEASE_S = 30.0  # after this time a worker that did not release a sample is asked again
 
@@ -51,20 +49,18 @@ class Dispatch:
         self._known: set[str] = set()  # prompts with history
         self._offer_all = True  # the next `assign` offers what waits to all workers
 
-    @sliced
-    def opened(self, open_step: OpenStep) -> Slices[list[Recall]]:
+    def opened(self, open_step: OpenStep) -> list[Recall]:
         """Ranks a step's groups; asks for the history of new prompts."""
         if is_evaluation(open_step.step):
             return []
         prompts = list(open_step.places)
-        yield from slices_of(self.forecast.open, open_step.step, prompts)
-        yield from self._rank_from_history(open_step)
+        self.forecast.open(open_step.step, prompts)
+        self._rank_from_history(open_step)
         unknown = [prompt for prompt in prompts if prompt not in self._recalled]
         self._recalled.update(unknown)
         return [Recall(open_step.step, unknown)] if unknown else []
 
-    @sliced
-    def remember(self, past: Mapping[str, LengthRow]) -> Slices[None]:
+    def remember(self, past: Mapping[str, LengthRow]) -> None:
         """The store's answer to `Recall`: prompt -> lengths of its responses in earlier epochs."""
         for prompt, row in past.items():
             self.forecast.remember(prompt, row.lengths, row.turns)
@@ -72,15 +68,13 @@ class Dispatch:
                 self._known.add(prompt)
         for step, open_step in self._samples.open_steps.items():
             if not is_evaluation(step):
-                yield from self._rank_from_history(open_step)
+                self._rank_from_history(open_step)
 
-    @sliced
-    def closed(self, step: int) -> Slices[None]:
-        yield from slices_of(self.forecast.close, step)
+    def closed(self, step: int) -> None:
+        self.forecast.close(step)
         self._known.update(self._samples.open_steps[step].places)
 
-    @sliced
-    def rank_again(self) -> Slices[None]:
+    def rank_again(self) -> None:
         """Ranks what waits by the progress of running siblings too.
 
         With too many groups this would cost too much every second: then history alone decides.
@@ -97,27 +91,21 @@ class Dispatch:
             self.forecast.running(step, prompt, tokens)
         for open_step in open_steps:
             if open_step.counts["waiting"]:
-                yield from self._rank(open_step)
+                self._rank(open_step)
 
-    def _rank_from_history(self, open_step: OpenStep) -> Slices[None]:
-        yield from self._rank(open_step)
+    def _rank_from_history(self, open_step: OpenStep) -> None:
+        self._rank(open_step)
         if open_step.samples:
-            yield from slices_of(self.forecast.settle, open_step.step)
+            self.forecast.settle(open_step.step)
         open_step.forecast = {prompt: self.forecast.expect(open_step.step, prompt) for prompt in open_step.places}
         open_step.dealt_to = -1
-        yield
 
-    def _rank(self, open_step: OpenStep) -> Slices[None]:
+    def _rank(self, open_step: OpenStep) -> None:
         """The policy's order; groups without history, none of whose samples has begun, come first."""
         step, waiting = open_step.step, open_step.unassigned["waiting"]
         if waiting:
-            yield from slices_of(self.forecast.settle, step)
-        expected: dict[str, float] = {}
-        for prompt in waiting:
-            expected[prompt] = self.forecast.expect(step, prompt)
-            if not len(expected) % GROUPS:
-                yield
-        open_step.expected = expected
+            self.forecast.settle(step)
+        open_step.expected = expected = {prompt: self.forecast.expect(step, prompt) for prompt in waiting}
         tokens = sum(expected[prompt] * len(group) for prompt, group in waiting.items())
         open_step.mean = tokens / max(1, open_step.counts["waiting"])
         size = len(open_step.samples) // max(1, open_step.groups)
@@ -135,8 +123,7 @@ class Dispatch:
         _, newest = window(step, self._samples.rules.max_staleness)
         return worker.role != "rollout" or self._samples.earliest(step) <= worker.version <= min(newest, version)
 
-    @sliced
-    def assign(self, version: int, now: float) -> Slices[list[Assign | ScoreSamples]]:
+    def assign(self, version: int, now: float) -> list[Assign | ScoreSamples]:
         """Assigns what can be assigned, to workers whose weights are not newer than `version`."""
         changed = self._workers.take_changed()
         to_all, self._offer_all = self._offer_all or self._samples.arrived, False
@@ -147,7 +134,7 @@ class Dispatch:
         actions: list[Assign | ScoreSamples] = []
         if workers and self._samples.queues["waiting"]:
             self._deal()
-            waiting = yield from self._assign_some("waiting", self.policy, workers, version, now)
+            waiting = self._assign_some("waiting", self.policy, workers, version, now)
             for name, samples in waiting.items():
                 begun = tuple(sample.id for sample in samples if sample.begun)
                 actions.append(Assign(name, [sample.id for sample in samples], begun))
@@ -156,9 +143,9 @@ class Dispatch:
             singly = [worker for worker in rewards if not worker.join.whole_groups]
             groups = self._written_groups([worker for worker in rewards if worker.join.whole_groups])
             assigned: dict[str, list[Sample]] = {}
-            yield from self._apply(groups, assigned, version, now, whole=True)
+            self._apply(groups, assigned, version, now, whole=True)
             if singly:
-                assigned |= yield from self._assign_some("generated", scheduler.FAIR, singly, version, now)
+                assigned |= self._assign_some("generated", scheduler.FAIR, singly, version, now)
             actions += [ScoreSamples(name, [sample.id for sample in samples]) for name, samples in assigned.items()]
         return actions
 
@@ -196,19 +183,19 @@ class Dispatch:
 
     def _assign_some(
         self, state: State, policy: scheduler.Policy, workers: Sequence[Worker], version: int, now: float
-    ) -> Slices[dict[str, list[Sample]]]:
+    ) -> dict[str, list[Sample]]:
         """Worker -> samples in `state` that it is assigned."""
         assigned: dict[str, list[Sample]] = {}
         if state == "waiting" and self._samples.moving:
-            yield from self._apply(self._moving(workers, version), assigned, version, now)
+            self._apply(self._moving(workers, version), assigned, version, now)
             workers = [worker for worker in workers if load(worker) < worker.slots]
         if state == "waiting" and self._samples.suspects:
-            yield from self._apply(self._lone_suspects(workers, version), assigned, version, now)
+            self._apply(self._lone_suspects(workers, version), assigned, version, now)
             workers = [worker for worker in workers if load(worker) < worker.slots]
         placed = policy.assign(
             scheduler.Snapshot(self._step_queues(state), workers, self.pace, self._limits, self._end_s, self._rate)
         )
-        yield from self._apply(placed, assigned, version, now)
+        self._apply(placed, assigned, version, now)
         return assigned
 
     def _moving(self, workers: Sequence[Worker], version: int) -> list[scheduler.Assignment]:
@@ -253,9 +240,8 @@ class Dispatch:
         now: float,
         *,
         whole: bool = False,
-    ) -> Slices[None]:
+    ) -> None:
         """`whole`: groups, of which the last one may exceed a worker's slots."""
-        since = 0  # samples since the last slice
         for name, samples in placed:
             worker = self._workers.by_name[name]
             least = 1 if whole else len(samples)
@@ -270,13 +256,8 @@ class Dispatch:
                 sample.goal = ""
             self._workers.hold(worker, samples, now)
             assigned.setdefault(name, []).extend(samples)
-            since += len(samples)
-            if since >= CHUNK:
-                since = 0
-                yield
 
-    @sliced
-    def move(self, version: int, now: float) -> Slices[list[Release]]:
+    def move(self, version: int, now: float) -> list[Release]:
         """Requests to release samples of the oldest step that is not generated, so that others continue them."""
         open_steps = self._samples.training_steps()
         open_step = next((step for step in open_steps if not step.all_generated), None)
@@ -284,11 +265,10 @@ class Dispatch:
             self._limits, self._end_s = {}, 0.0
             return []
         running = [sample for sample in self._samples.queues["running"] if sample.id.step == open_step.step]
-        yield
         if any(now - sample.released < RELEASE_S for sample in running if sample.released):
             return []  # loads are about to change
         running = [sample for sample in running if not self._parked(sample)]
-        yield from slices_of(self.forecast.settle, open_step.step)
+        self.forecast.settle(open_step.step)
         able = [worker for worker in self._workers.of_role("rollout") if not (worker.rest or worker.drained)]
         workers = {worker.name: worker for worker in able if self.may_have(worker, open_step.step, version)}
         self._rate = sum(worker.slots / self.pace(worker.name, worker.slots) for worker in able) or math.inf
@@ -308,7 +288,7 @@ class Dispatch:
             synchronous=not self._samples.rules.max_staleness,
             ahead=len(ready) < len(queued),
         )
-        moves, self._limits, self._end_s = yield from self.policy.move(snapshot)
+        moves, self._limits, self._end_s = self.policy.move(snapshot)
         releases: dict[str, list[SampleId]] = {}
         for sample, target in moves:
             assert target in workers, f"policy: {target} may not have {sample.id}"

@@ -16,13 +16,11 @@ from typing import NamedTuple
 from rhymed.core.messages import Join, SampleId
 from rhymed.core.steps import evaluation_step
 from rhymed_broker.ledger.actions import Begin, Load, Sleep, Train
-from rhymed_broker.ledger.meter import rollout_slices, step_side
+from rhymed_broker.ledger.meter import rollout_side, step_side
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.ledger.workers import Worker, Workers
-from rhymed_broker.slices import CHUNK, Slices, chunks, sliced
 
-GROUPS = 64  # of which the samples are listed in one slice
 REFUSAL_S = 400.0  # two refusals that are further apart have nothing to do with each other
 
 
@@ -68,8 +66,7 @@ class Handover:
     def try_again(self) -> None:
         self._ready = True
 
-    @sliced
-    def hand_over(self, version: int, now: float) -> Slices[list[Train] | list[Sleep] | list[Begin]]:
+    def hand_over(self, version: int, now: float) -> list[Train] | list[Sleep] | list[Begin]:
         """The next step, if its groups are complete and final, the trainer is free, and its GPUs are.
 
         With `overlap`: before that, the groups that are.
@@ -78,7 +75,7 @@ class Handover:
         if trainer is None or self._step is not None or not self._ready:
             return []
         if open_step is None:
-            return (yield from self._begin(version, trainer))
+            return self._begin(version, trainer)
         engines = self._workers.of_role("rollout")
         awake = [worker for worker in engines if worker.engine.state != "asleep"]
         if self._colocate and (awake or not engines or now < self._join_until):
@@ -87,19 +84,15 @@ class Handover:
         open_step.handed = True
         open_step.meter.handed_at = now
         ready = [sample for sample in open_step.samples.values() if sample.state == "scored"]
-        yield from self._samples.move_many.slices(ready, "handed", now, trainer.name)
-        samples = [*open_step.samples.values()]
-        yield
-        open_step.meter.rollout = yield from rollout_slices(open_step.step, open_step.meter, samples)
+        self._samples.move_all(ready, "handed", now, trainer.name)
+        open_step.meter.rollout = rollout_side(open_step.step, open_step.meter, [*open_step.samples.values()])
         groups: dict[str, list[SampleId]] = {}  # each in the order of its indices
-        for part in chunks(ready, 4 * CHUNK):
-            for sample in part:
-                groups.setdefault(sample.id.prompt, []).append(sample.id)
-            yield
+        for sample in ready:
+            groups.setdefault(sample.id.prompt, []).append(sample.id)
         ids = [id for prompt in sorted(groups) for id in groups[prompt]]
         return [Train(trainer.name, open_step.step, ids, open_step.meter.rollout)]
 
-    def _begin(self, version: int, trainer: Worker) -> Slices[list[Begin]]:
+    def _begin(self, version: int, trainer: Worker) -> list[Begin]:
         """Groups of the next step that are complete and final, while others are not. Each one once."""
         open_step = self._samples.open_steps.get(version)
         if not self._overlap or open_step is None or self.training == version:
@@ -108,11 +101,8 @@ class Handover:
         if not prompts or any(worker.engine.target == version for worker in self._workers.of_role("rollout")):
             return []  # they may read the weights from the memory that the trainer needs then
         open_step.sent = len(open_step.completed)
-        ids: list[SampleId] = []
-        for part in chunks(prompts, GROUPS):
-            groups = [open_step.group(prompt) for prompt in part if prompt not in open_step.flat]
-            ids += [sample.id for group in groups for sample in group if sample.state == "scored"]
-            yield
+        groups = [open_step.group(prompt) for prompt in prompts if prompt not in open_step.flat]
+        ids = [sample.id for group in groups for sample in group if sample.state == "scored"]
         return [Begin(trainer.name, version, ids)] if ids else []
 
     def _complete(self, version: int) -> OpenStep | None:

@@ -42,9 +42,6 @@ What is written before what, so that a crash costs repeated work and never a sam
 broker hears of it; the journal has drops before their step is trained (`shell/delivery.py`); a version is published
 before the trainer reports it, and its checkpoint follows; log-probs are deleted when a checkpoint covers them.
 
-What takes long is `sliced`: `drain(now)` does it at once, `drain.slices(now)` in slices. Between two slices nothing
-else may use the ledger.
-
 Rule for changes: everything that changes a sample's state lives in this package, and a new transition is a row in
 `states.py` first. Nothing here imports asyncio, zmq, a clock or a logger; events and the time are arguments.
 """
@@ -69,7 +66,6 @@ from rhymed_broker.ledger.refill import Refill, SignalRule, Steps
 from rhymed_broker.ledger.retries import Blame, Retries
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.workers import Worker, Workers
-from rhymed_broker.slices import Slices, sliced
 from rhymed_broker.states import Rules
 
 __all__ = ["Evaluation", "Ledger", "SignalRule", "evaluation_of"]
@@ -114,15 +110,14 @@ class Ledger:
         self.slept, self.undelivered = self.handover.slept, self.handover.undelivered
         self.refused = self.handover.failed
 
-    @sliced
-    def drain(self, now: float) -> Slices[list[Action]]:
+    def drain(self, now: float) -> list[Action]:
         """Assign the work that waits; return all actions queued since the last call."""
         if self.started and not self.finished:
-            self._actions += yield from self.refill.settle.slices(now)
+            self._actions += self.refill.settle(now)
             if not self.control.paused:
-                self._actions += yield from self.handover.hand_over.slices(self.version, now)
-                self._actions += yield from self.dispatch.assign.slices(self.version, now)
-                self._actions += yield from self.acting.assign.slices(now)
+                self._actions += self.handover.hand_over(self.version, now)
+                self._actions += self.dispatch.assign(self.version, now)
+                self._actions += self.acting.assign(now)
             if self.evaluations.generated_before(self.version):
                 self._load(self.workers, now)  # some kept the older version for it
             self._actions += self.evaluations.close_complete(now)
@@ -136,7 +131,6 @@ class Ledger:
         """Assign no work until `start`: the position is about to change."""
         self.started = self.finished = False
 
-    @sliced
     def start(
         self,
         plan: Steps,
@@ -145,7 +139,7 @@ class Ledger:
         now: float,
         evaluation: Evaluation | None = None,
         drawn: Iterable[Drawn] = (),
-    ) -> Slices[None]:
+    ) -> None:
         """Begin after `position` trained steps, or roll back to there. `journal`, `drawn`: what the store has."""
         journal, workers = list(journal), list(self.workers)
         for worker in workers:
@@ -159,27 +153,27 @@ class Ledger:
         self.started, self.finished = True, False
         resumes = any(entry.id.step >= position for entry in journal)
         self.handover.reset(now + self.rules.lost_after_s if resumes else now)
-        yield from self._open_steps(now)
-        self._actions += yield from self.refill.settle.slices(now)  # workers may hold samples of refills
+        self._open_steps(now)
+        self._actions += self.refill.settle(now)  # workers may hold samples of refills
         for worker in workers:
             if max(worker.version, worker.engine.target or -1) > position:
                 worker.version = -1  # that version is trained again, and its weights may differ
             worker.engine.weights_gone()  # their address is the former trainer's
             self._welcome(worker, now)
 
-    def _open_steps(self, now: float) -> Slices[None]:
+    def _open_steps(self, now: float) -> None:
         assert self._plan is not None, "start comes first"
         schedule = self.evaluations.schedule
         if schedule is not None and schedule.due(self.version):
-            yield from self._open(evaluation_step(self.version), schedule.ids(self.version), now)
+            self._open(evaluation_step(self.version), schedule.ids(self.version), now)
         for step in range(self.version, min(self.version + self.rules.reach + 1, self.steps)):
             if step not in self.samples.open_steps:
-                yield from self._open(step, self.refill.first(step), now)
+                self._open(step, self.refill.first(step), now)
 
-    def _open(self, step: int, ids: list[SampleId], now: float) -> Slices[None]:
+    def _open(self, step: int, ids: list[SampleId], now: float) -> None:
         meter = StepMeter(now, self.workers.occupancy.read(now))
-        open_step = yield from self.samples.open.slices(step, ids, meter, now)
-        self._actions += yield from self.dispatch.opened.slices(open_step)
+        open_step = self.samples.open(step, ids, meter, now)
+        self._actions += self.dispatch.opened(open_step)
         open_step.note(now, self.workers.occupancy)
 
     def join(self, join: Join, now: float) -> bool:
@@ -221,8 +215,7 @@ class Ledger:
         if worker := self.workers.by_name.get(name):
             self._remove(worker, "it left", now, blame="none")
 
-    @sliced
-    def tick(self, now: float) -> Slices[dict[str, list[SampleId]]]:
+    def tick(self, now: float) -> dict[str, list[SampleId]]:
         """To be called about once a second. Returns the workers lost now: name -> samples that it held."""
         held = {worker.name: list(worker.held) for worker in self.workers.silent(now, self.rules.lost_after_s)}
         self.samples.counts["lost"] += len(held)
@@ -235,9 +228,9 @@ class Ledger:
         self._actions += self.retries.free_stuck(now)
         self.handover.try_again()
         if self.started:
-            yield from self.dispatch.rank_again.slices()
+            self.dispatch.rank_again()
             if not self.control.paused:
-                self._actions += yield from self.dispatch.move.slices(self.version, now)
+                self._actions += self.dispatch.move(self.version, now)
             self._actions += self.control.release(now)
             self.dispatch.offer_all()
         return held
@@ -282,8 +275,7 @@ class Ledger:
         if self.started:
             self._actions += self.handover.load(workers, self.version, now)
 
-    @sliced
-    def train_done(self, step: int, now: float) -> Slices[dict[str, float] | None]:
+    def train_done(self, step: int, now: float) -> dict[str, float] | None:
         """The trainer trained this step. Returns the broker's metrics of it; None: it was not handed over."""
         open_step = self.samples.open_steps.get(step)
         if open_step is None or step != self.version or not open_step.handed or not self.started:
@@ -291,14 +283,14 @@ class Ledger:
         assert self._plan is not None, "a step was opened"
         assert open_step.drawn is not None, "a step that was handed over is sealed"
         row = self.handover.row(open_step, self._plan.epoch(open_step.drawn.start), now)
-        yield from self.dispatch.closed.slices(step)
-        done = yield from self.samples.finish.slices(step, now)
+        self.dispatch.closed(step)
+        done = self.samples.finish(step, now)
         record = open_step.drawn if self.refill.needs_record() else None
         if done or record:
             self._actions.append(Mark(done, "trained", drawn=record))
         self.version = step + 1
         self.handover.done(now)
-        yield from self._open_steps(now)
+        self._open_steps(now)
         self._load(self.workers, now)
         return row
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rhymed.core.messages import Call, Score
-from rhymed_broker.slices import Slices, whole
 from rhymed_broker.states import Sample
 
 
@@ -117,26 +116,16 @@ class StepMeter:
         return 1.0 - busy_s / slot_s if slot_s > 0 else 0.0
 
 
-def rollout_side(step: int, meter: StepMeter, samples: Iterable[Sample]) -> dict[str, float]:
+def rollout_side(step: int, meter: StepMeter, total: Sequence[Sample]) -> dict[str, float]:
     """Metrics of a complete step before it is trained."""
-    return whole(rollout_slices(step, meter, list(samples)))
-
-
-def rollout_slices(step: int, meter: StepMeter, total: Sequence[Sample]) -> Slices[dict[str, float]]:
     filtered = [sample for sample in total if sample.state == "filtered"]
-    yield
     usable = [sample for sample in total if sample.state not in ("filtered", "dropped")]
-    yield
     lengths = [sample.length for sample in usable]
     tokens = sum(sample.learned for sample in (*usable, *filtered))
     ages = [step - sample.oldest for sample in usable]
-    yield
     drafting = _drafting(usable)
-    yield
     ahead = _ahead(usable)
-    yield
     failures, losses = sum(sample.failures for sample in total), sum(sample.losses for sample in total)
-    yield
     generated_at = meter.generated_at if meter.generated_at is not None else meter.opened_at
     complete_at = meter.complete_at if meter.complete_at is not None else generated_at
     rollout_s = generated_at - meter.opened_at

@@ -32,7 +32,6 @@ from rhymed_broker.ledger.dispatch import Dispatch
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.plan import Rates, Sampler
-from rhymed_broker.slices import Slices, sliced
 from rhymed_broker.states import Sample
 
 
@@ -74,28 +73,27 @@ class Refill:
     def points(self, score: Score) -> float | None:
         return None if self.rule is None else self.rule.points(score)
 
-    @sliced
-    def settle(self, now: float) -> Slices[list[Recall]]:
+    def settle(self, now: float) -> list[Recall]:
         """Replaces what has no signal, and seals steps whose groups are complete."""
         recalls: list[Recall] = []
         for step, open_step in self._samples.open_steps.items():
             if is_evaluation(step) or open_step.drawn is not None:
                 continue
-            recalls += yield from self._replace(open_step, now)
+            recalls += self._replace(open_step, now)
             if not open_step.complete:
                 break
             self._seal(open_step, now)
         return recalls
 
-    def _replace(self, open_step: OpenStep, now: float) -> Slices[list[Recall]]:
+    def _replace(self, open_step: OpenStep, now: float) -> list[Recall]:
         recalls: list[Recall] = []
         while completed := open_step.take_completed():
             for prompt in completed:
                 self._judge(open_step, prompt, now)
             if count := min(len(open_step.flat), self._limit(open_step)) - open_step.refilled:
                 prompts = self._draws.refill(open_step.step, count, open_step.places)
-                yield from self._samples.extend.slices(open_step, self._ids(open_step.step, prompts), now)
-                recalls += yield from self._dispatch.opened.slices(open_step)
+                self._samples.extend(open_step, self._ids(open_step.step, prompts), now)
+                recalls += self._dispatch.opened(open_step)
         return recalls
 
     def _limit(self, open_step: OpenStep) -> int:

@@ -16,7 +16,6 @@ from rhymed_broker.ledger.actions import Mark
 from rhymed_broker.ledger.meter import StepMeter
 from rhymed_broker.ledger.step import OpenStep
 from rhymed_broker.scheduler.policy import StepQueue
-from rhymed_broker.slices import CHUNK, Slices, chunks, sliced
 from rhymed_broker.states import NEXT, STATES, STORY_LENGTH, UNWRITTEN, Event, Rules, Sample, State
 
 
@@ -53,28 +52,20 @@ class Samples:
         for entry in journal:
             self._journal.setdefault(entry.id.step, {})[entry.id] = entry
 
-    @sliced
-    def open(self, step: int, ids: list[SampleId], meter: StepMeter, now: float) -> Slices[OpenStep]:
+    def open(self, step: int, ids: list[SampleId], meter: StepMeter, now: float) -> OpenStep:
         open_step = self.open_steps[step] = OpenStep(step, meter)
-        yield from self.extend.slices(open_step, ids, now)
+        self.extend(open_step, ids, now)
         return open_step
 
-    @sliced
-    def extend(self, open_step: OpenStep, ids: list[SampleId], now: float) -> Slices[None]:
+    def extend(self, open_step: OpenStep, ids: list[SampleId], now: float) -> None:
         """Adds whole groups to an open step, each sample in the state that the journal has."""
-        added: list[Sample] = []
-        for part in chunks(ids):
-            added += open_step.add(part)
-            yield
-        open_step.added()
+        added = open_step.add(ids)
         entries = self._journal.get(open_step.step, {})
         first: Event = "found_turned" if self.rules.environment else "opened"
-        yield from self.move_many.slices([one for one in added if one.id not in entries], first, now)
-        for samples in chunks(added) if entries else ():
-            for sample in samples:
-                if entry := entries.pop(sample.id, None):
-                    self._recover(sample, entry, now)
-            yield
+        self.move_all([one for one in added if one.id not in entries], first, now)
+        for sample in added if entries else ():
+            if entry := entries.pop(sample.id, None):
+                self._recover(sample, entry, now)
 
     def drop_unplanned(self, step: int) -> None:
         """The step is sealed: what else the journal has of it was asked for under other settings."""
@@ -134,12 +125,6 @@ class Samples:
             self.turned += [sample for sample in samples if sample.state == "turned"]
             self.ended += [sample for sample in samples if sample.state not in UNWRITTEN]
 
-    @sliced
-    def move_many(self, samples: Sequence[Sample], event: Event, now: float, who: str = "") -> Slices[None]:
-        for part in chunks(samples):
-            self.move_all(part, event, now, who)
-            yield
-
     def drop(self, sample: Sample, reason: str, now: float) -> None:
         self.move(sample, "dropped", now, reason)
         self.last_drop = reason
@@ -190,21 +175,17 @@ class Samples:
         oldest, _ = window(step, self.rules.max_staleness)
         return oldest if is_evaluation(step) else max(0, oldest - self.rules.run_ahead)
 
-    @sliced
-    def finish(self, step: int, now: float) -> Slices[list[SampleId]]:
+    def finish(self, step: int, now: float) -> list[SampleId]:
         """The step is trained. Forgets its samples, and returns the trained ones."""
         open_step = self.open_steps.pop(step)
         size, done = len(open_step.samples), list[SampleId]()
-        for part in chunks(list(open_step.samples), 2 * CHUNK):
-            for id in part:
-                sample = open_step.samples.pop(id)  # so that memory is freed in slices, too
-                if sample.state not in ("filtered", "dropped"):
-                    if "trained" not in NEXT[sample.state]:
-                        sample.refuse("trained")
-                    done.append(id)
-                del self.queues[sample.state][sample]
-                self.suspects.pop(sample, None)
-            yield
+        for id, sample in open_step.samples.items():
+            if sample.state not in ("filtered", "dropped"):
+                if "trained" not in NEXT[sample.state]:
+                    sample.refuse("trained")
+                done.append(id)
+            del self.queues[sample.state][sample]
+            self.suspects.pop(sample, None)
         self.counts["trained"] += len(done)
         self.sparse = (step, size, open_step.counts["dropped"])
         self.flat = (step, open_step.groups - open_step.refilled, open_step.unreplaced)

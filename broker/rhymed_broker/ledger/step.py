@@ -46,17 +46,15 @@ class OpenStep:
         self._sizes: dict[str, int] = {}  # prompt -> samples
 
     def add(self, ids: Sequence[SampleId]) -> list[Sample]:
-        """Of prompts that the step did not have; `added` follows when their groups are whole."""
+        """Whole groups, of prompts that the step did not have."""
         samples = [Sample(id) for id in ids]
         self.samples.update(zip(ids, samples, strict=True))
         for prompt, size in Counter([id.prompt for id in ids]).items():
-            self._unsettled[prompt] = self._sizes[prompt] = self._sizes.get(prompt, 0) + size
-            self.places.setdefault(prompt, len(self.places))
-        return samples
-
-    def added(self) -> None:
+            self._unsettled[prompt] = self._sizes[prompt] = size
+            self.places[prompt] = len(self.places)
         self._first = self._first or len(self._sizes)
         self.meter.reopen()
+        return samples
 
     @property
     def groups(self) -> int:

@@ -30,7 +30,6 @@ from rhymed_broker.scheduler.policy import (
     load,
     take,
 )
-from rhymed_broker.slices import Slices, chunks
 from rhymed_broker.states import Sample
 
 # The end of a step is planned while the step runs: engines with stragglers run few samples. Pure.
@@ -45,14 +44,11 @@ from rhymed_broker.states import Sample
 ROUNDS = 12  # of the bisection
 
 
-def reserve(running: Running) -> Slices[Shift]:
+def reserve(running: Running) -> Shift:
     """Limits of the reserved engines, and the samples that leave slower ones."""
     rough = [(_rough(running, sample), sample) for sample in running.samples if sample.worker in running.workers]
-    yield
-    candidates: list[tuple[float, Sample]] = []
-    for part in chunks(heapq.nlargest(CANDIDATES, rough, key=lambda item: item[0]), FORECASTS):
-        candidates += [(running.left(sample), sample) for _, sample in part]
-        yield
+    longest_first = heapq.nlargest(CANDIDATES, rough, key=lambda item: item[0])
+    candidates = [(running.left(sample), sample) for _, sample in longest_first]
     if not candidates:
         return Shift([])
     work = running.queued + sum(max(0.0, running.total(sample) - sample.written) for sample in running.samples)
@@ -143,7 +139,6 @@ PROBES = 2  # samples of a group without history that go first
 NEAR = 0.8  # of the longest forecast: as long as that, a sibling of what the worker has goes first
 WORTH = 256  # expected tokens; below, a move costs more than it saves
 CANDIDATES = 256  # samples considered, those with the most tokens
-FORECASTS = 16  # in one slice: several milliseconds
 EARLY = 0.7  # of the horizon: in how much of it a slower worker should finish what it takes
 LIGHTER = 0.5  # times the load of its worker, at most: the load of the target
 
@@ -255,7 +250,7 @@ def _probes_first(queue: StepQueue) -> Iterator[Sample]:
             yield from islice(group, PROBES, None)
 
 
-def split_off(running: Running) -> Slices[list[Move]]:
+def split_off(running: Running) -> list[Move]:
     """The samples with the most tokens left, from loaded workers to emptier ones.
 
     A load counts as many times as its worker is slower than the fastest.
@@ -270,10 +265,8 @@ def split_off(running: Running) -> Slices[list[Move]]:
     moves: list[Move] = []
     heavy = {name for name, busy in loads.items() if busy * times[name] * LIGHTER >= lightest[0][0]}
     full = [sample for sample in running.samples if sample.worker in heavy]
-    candidates = []
-    for samples in chunks(heapq.nlargest(CANDIDATES, full, key=lambda sample: sample.tokens), FORECASTS):
-        yield
-        candidates += [(running.left(sample), sample.id, sample) for sample in samples]
+    written = heapq.nlargest(CANDIDATES, full, key=lambda sample: sample.tokens)
+    candidates = [(running.left(sample), sample.id, sample) for sample in written]
     for left, _, sample in sorted(candidates, reverse=True):
         busy, target = lightest[0]
         if left < WORTH or busy > most:
@@ -291,15 +284,13 @@ def split_off(running: Running) -> Slices[list[Move]]:
     return moves
 
 
-def shift(running: Running) -> Slices[Shift]:
+def shift(running: Running) -> Shift:
     """While samples wait, engines are reserved for stragglers; then they spread."""
     if running.pace.known and running.workers and (running.waiting or running.ahead):
-        reserved = yield from reserve(running)
-        return reserved
+        return reserve(running)
     if running.waiting:
         return Shift([])
-    moves = yield from split_off(running)
-    return Shift(moves)
+    return Shift(split_off(running))
 
 
 FLOW = Policy(rank=longest_first, deal=None, assign=pull, move=shift)

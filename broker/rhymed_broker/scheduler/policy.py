@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from rhymed.core.messages import Role, SampleId
-from rhymed_broker.slices import Slices
 from rhymed_broker.states import Sample
 
 Deal = Mapping[str, Sequence[str]]  # worker -> prompts, in the order in which it begins them
@@ -163,7 +162,7 @@ class Policy(NamedTuple):
     deal: Callable[[Sequence[str], Sequence[WorkerView], Expect], Deal] | None
     """Inside a step: each worker's own prompts; None: a worker with a free slot takes the next one."""
     assign: Callable[[Snapshot], list[Assignment]]
-    move: Callable[[Running], Slices[Shift]]
+    move: Callable[[Running], Shift]
 
 
 def load(worker: WorkerView) -> int:
@@ -176,8 +175,7 @@ def as_given(step: int, prompts: Sequence[str], expect: Expect) -> list[str]:
     return list(prompts)
 
 
-def stay(running: Running) -> Slices[Shift]:
-    yield from ()
+def stay(running: Running) -> Shift:
     return Shift([])
 
 

@@ -15,7 +15,6 @@ from itertools import pairwise
 
 from rhymed_broker.scheduler.fair import deal_evenly, fair
 from rhymed_broker.scheduler.policy import Deal, Expect, Move, Policy, Running, Shift, WorkerView, load
-from rhymed_broker.slices import Slices
 
 GROUPS_A_WORKER = 0.5
 LAST = 0.1  # of a step's samples: then outliers move
@@ -67,13 +66,12 @@ def workers_by_group(work: Sequence[float], workers: int) -> list[int]:
     return counts
 
 
-def outliers(running: Running) -> Slices[Shift]:
+def outliers(running: Running) -> Shift:
     """At the end of a step, samples that exceed their forecast move to the least loaded workers."""
     if running.waiting or len(running.samples) > LAST * running.size or len(running.workers) < 2:
         return Shift([])
     loads = {name: load(worker) for name, worker in running.workers.items()}
     moves: list[Move] = []
-    yield
     for sample in running.samples:
         target = min(loads, key=lambda name: loads[name])
         outgrown = sample.written > GROWTH * running.total(sample)

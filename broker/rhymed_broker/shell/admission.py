@@ -23,7 +23,6 @@ from rhymed.core.service.logfile import cause
 from rhymed.core.wire.sockets import DONE
 from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.shell.delivery import Delivery
-from rhymed_broker.shell.turns import Turns
 from rhymed_broker.status.timeline import TimelineRecorder
 
 log = logging.getLogger(__name__)
@@ -141,17 +140,15 @@ class Admission:
 
 # The ledger's tick: workers that are silent for too long are lost, and refused requests are repeated.
 #
-# Invariant: time in which this process did not run (it was suspended) does not count as a worker's silence, since the
-# messages of that time are still unread.
+# Invariant: time in which the event loop did not run (the process was suspended, or opened a very large step) does
+# not count as a worker's silence, since the messages of that time are still unread.
 
-LATE_S = 1.0  # a tick that is later than this: the process was suspended
+LATE_S = 1.0  # a tick that is later than this: the event loop did not run
 
 
 class Liveness:
-    def __init__(
-        self, schedule: Schedule, ledger: Ledger, turns: Turns, delivery: Delivery, timeline: TimelineRecorder
-    ) -> None:
-        self._schedule, self._ledger, self._turns = schedule, ledger, turns
+    def __init__(self, schedule: Schedule, ledger: Ledger, delivery: Delivery, timeline: TimelineRecorder) -> None:
+        self._schedule, self._ledger = schedule, ledger
         self._delivery, self._timeline = delivery, timeline
 
     async def run(self, wake: Callable[[], None]) -> None:
@@ -164,17 +161,16 @@ class Liveness:
             if (late_s := now - last - pause_s) > LATE_S:
                 self._excuse(late_s, now)
             last = now
-            async with self._turns:  # what arrived before `now` is handled before it
-                await self._tick(now)
+            self._tick(now)
             wake()
 
-    async def _tick(self, now: float) -> None:
-        for name, held in (await self._turns.run(self._ledger.tick.slices(now))).items():
+    def _tick(self, now: float) -> None:
+        for name, held in self._ledger.tick(now).items():
             fields = cause("lost", held, worker=name)
             log.warning("%s is lost: silent for more than %g s", name, self._schedule.lost_after_s, extra=fields)
             self._delivery.forget(name)
             self._timeline.gone("lost", name, now)
 
     def _excuse(self, late_s: float, now: float) -> None:
-        log.warning("this process did not run for %.1f s: that time does not count as silence of workers", late_s)
+        log.warning("the event loop did not run for %.1f s: that time does not count as silence of workers", late_s)
         self._ledger.excuse(late_s, now)

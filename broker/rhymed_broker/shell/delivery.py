@@ -20,7 +20,6 @@ from rhymed.core.service.retry import Attempt, retry_store
 from rhymed.core.wire.sockets import Server
 from rhymed_broker.ledger.actions import Act, Assign, Begin, Cancel, Close, Load, Release, ScoreSamples, Sleep, Train
 from rhymed_broker.ledger.ledger import Ledger
-from rhymed_broker.shell.turns import Turns
 
 # The broker's writes to the store, in order and in the background: marks in the journal, log-probs to delete.
 #
@@ -78,12 +77,11 @@ class Delivery:
         self,
         server: Server,
         ledger: Ledger,
-        turns: Turns,
         written: Callable[[], Awaitable[bool]],
         wake: Callable[[], None],
     ) -> None:
         """`written`: waits until the store has all marks; `wake`: the ledger has changed."""
-        self._server, self._ledger, self._turns = server, ledger, turns
+        self._server, self._ledger = server, ledger
         self._written, self._wake = written, wake
         self._peers: dict[str, bytes] = {}
         self._names: dict[bytes, str] = {}  # the reverse
@@ -129,8 +127,7 @@ class Delivery:
                 )  # a restart would bring them back
             await self.ask(order.worker, self._message(order), TRAIN_S if isinstance(order, Train) else DELIVERY_S)
         except RhymedError as error:  # of the link or of the worker
-            async with self._turns:
-                self._undelivered(order, error)
+            self._undelivered(order, error)
 
     async def ask(self, worker: str, message: messages.Message, deadline_s: float = DELIVERY_S) -> None:
         peer = self._peers.get(worker)

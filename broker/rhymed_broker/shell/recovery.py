@@ -26,8 +26,6 @@ from rhymed.inputs.rows import Row
 from rhymed_broker.ledger.ledger import Evaluation, Ledger, evaluation_of
 from rhymed_broker.plan import Plan, mixture_of, sampler_of
 from rhymed_broker.shell.delivery import Outbox
-from rhymed_broker.shell.turns import Turns
-from rhymed_broker.slices import chunks
 from rhymed_broker.status.timeline import TimelineRecorder
 from rhymed_store.client import StoreClient
 
@@ -44,7 +42,6 @@ class Recovery:
         config: Config,
         places: RunLayout,
         ledger: Ledger,
-        turns: Turns,
         store: StoreClient,
         outbox: Outbox,
         timeline: TimelineRecorder,
@@ -52,7 +49,7 @@ class Recovery:
         self.plan: Plan | None = None  # None: the dataset is not read yet
         self.position: int | None = None  # the trainer's, while the ledger has to start there
         self._config, self._places = config, places
-        self._ledger, self._turns, self._store = ledger, turns, store
+        self._ledger, self._store = ledger, store
         self._outbox, self._timeline = outbox, timeline
         self._evaluation: Evaluation | None = None
         self._moved = asyncio.Event()  # `position` was set
@@ -90,19 +87,16 @@ class Recovery:
                 await fail(_behind(position, journal.forgotten, self._places))
             if position > (end := _end(journal)):
                 await fail(_ahead(position, end, self._places))
-            async with self._turns:
-                if self._moved.is_set():
-                    continue
-                await self._start(position, journal.entries, journal.drawn)
-                started()
+            self._start(position, journal.entries, journal.drawn)
+            started()
             wake()
 
-    async def _start(self, position: int, journal: list[JournalEntry], drawn: list[Drawn]) -> None:
+    def _start(self, position: int, journal: list[JournalEntry], drawn: list[Drawn]) -> None:
         assert self.plan is not None, "the dataset is read first"
         self._settle(self.plan, position, journal)
         self.position = None
         now = time.monotonic()
-        await self._turns.run(self._ledger.start.slices(self.plan, position, journal, now, self._evaluation, drawn))
+        self._ledger.start(self.plan, position, journal, now, self._evaluation, drawn)
         found = [entry for entry in journal if entry.id.step >= position]
         self._timeline.event("begun", time.monotonic(), step=position, text=f"of {self.steps} steps")
         log.info("%d of %d steps trained, %d samples found in the journal", position, self.steps, len(found))
@@ -124,13 +118,13 @@ class Recovery:
         """Forecasts are better with the lengths of earlier epochs, but nothing waits for them."""
         past: dict[str, LengthRow] = {}
         try:
-            for part in chunks(prompts, RECALLED):
+            for first in range(0, len(prompts), RECALLED):
+                part = prompts[first : first + RECALLED]
                 past |= await self._store.lengths(part, step, turns=self._config.environment.active)
         except RhymedError as error:
             log.warning("step %d is scheduled without the lengths of earlier epochs: %s", step + 1, error)
         if past:
-            async with self._turns:
-                await self._turns.run(self._ledger.remember.slices(past))
+            self._ledger.remember(past)
 
     async def _prepare(self) -> None:
         from rhymed.inputs.prepared import kept_rows

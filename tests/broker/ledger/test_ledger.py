@@ -698,7 +698,7 @@ def test_the_document_is_generated_from_the_table() -> None:
 def test_the_shell_changes_the_ledger_by_its_own_methods_alone() -> None:
     package = Path(rhymed_broker.__file__).parent
     parts = "|".join(name for name, part in vars(Ledger()).items() if "broker.ledger" in type(part).__module__)
-    called = re.compile(rf"ledger\.(?:{parts})\.(\w+)(?:\.slices)?\(")
+    called = re.compile(rf"ledger\.(?:{parts})\.(\w+)\(")
     files = [package / "service.py", *(package / "shell").glob("*.py")]
     found = {name for file in files for name in called.findall(file.read_text())}
     assert found <= {"evaluations", "get", "refused_s", "rests_s"}, "these only read"

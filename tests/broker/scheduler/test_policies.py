@@ -12,7 +12,6 @@ from rhymed_broker.scheduler.fair import deal_evenly
 from rhymed_broker.scheduler.flow import longest_first, pull, split_off
 from rhymed_broker.scheduler.policy import Running, Snapshot, StepQueue
 from rhymed_broker.scheduler.rhyme import alternate, deal_by_rank, outliers, workers_by_group
-from rhymed_broker.slices import whole
 from rhymed_broker.states import Sample
 from tests.broker.ledger.stories import FakeWorker
 
@@ -118,21 +117,21 @@ def running(**held: dict[str, int]) -> Running:
 
 
 def test_flow_moves_the_longest_to_the_emptiest() -> None:
-    moves = whole(split_off(running(v={"a": 5000, "b": 300, "c": 9000, "d": 10}, w={})))
+    moves = split_off(running(v={"a": 5000, "b": 300, "c": 9000, "d": 10}, w={}))
     assert [(move.sample.id.prompt, move.target) for move in moves] == [("c", "w")]
 
 
 def test_flow_moves_nothing_for_little() -> None:
-    assert whole(split_off(running(v={"a": 100, "b": 200, "c": 90}, w={}))) == []
-    assert whole(split_off(running(v={"a": 5000, "b": 5000}, w={"c": 9000}))) == []
-    assert whole(split_off(running())) == []
+    assert split_off(running(v={"a": 100, "b": 200, "c": 90}, w={})) == []
+    assert split_off(running(v={"a": 5000, "b": 5000}, w={"c": 9000})) == []
+    assert split_off(running()) == []
 
 
 def test_rhyme_moves_outliers_at_the_end_alone() -> None:
     end = running(v={"a": 5000, "b": 5000, "c": 5000}, w={})
-    assert [move.target for move in whole(outliers(end)).moves] == ["w"]
-    assert whole(outliers(end._replace(size=20))).moves == [], "more than a tenth is left"
-    assert whole(outliers(end._replace(total=lambda _: 900.0))).moves == [], "as long as was expected"
+    assert [move.target for move in outliers(end).moves] == ["w"]
+    assert outliers(end._replace(size=20)).moves == [], "more than a tenth is left"
+    assert outliers(end._replace(total=lambda _: 900.0)).moves == [], "as long as was expected"
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

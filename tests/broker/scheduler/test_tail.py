@@ -7,7 +7,6 @@ import pytest
 from rhymed.core.messages import SampleId
 from rhymed_broker.scheduler.flow import Engines, most_within, pull, reserve, shift, split_off
 from rhymed_broker.scheduler.policy import Running, Snapshot, StepQueue
-from rhymed_broker.slices import whole
 from rhymed_broker.states import Sample
 from tests.broker.ledger.stories import FakeWorker
 
@@ -89,23 +88,23 @@ def test_a_slower_engine_gets_the_longest_that_it_finishes_in_time() -> None:
 
 def test_what_would_end_late_on_a_slow_engine_leaves_it() -> None:
     given = running(Paces(slow=10.0), 50, 5_000.0, slow={"a": 5000, "b": 20}, fast={"c": 500})
-    found = whole(reserve(given))
+    found = reserve(given)
     assert [(move.sample.id.prompt, move.target) for move in found.moves] == [("a", "fast")]
 
 
 def test_a_move_must_save_more_than_the_verification_of_its_tokens() -> None:
     """Alone: 11 s per token instead of 13. But 10,000 tokens are verified in the time of 1,000."""
     given = running(Paces(), 0, 0.0, v={"a": 9000, "b": 300, "c": 300}, w={})
-    assert [move.sample.id.prompt for move in whole(split_off(given))] == ["a"]
+    assert [move.sample.id.prompt for move in split_off(given)] == ["a"]
     for sample in given.samples:
         sample.tokens = 20_000
-    assert whole(split_off(given)) == []
+    assert split_off(given) == []
 
 
 def test_without_observations_nothing_moves_while_samples_wait() -> None:
     given = running(Paces(), 5, 100.0, v={"a": 9000, "b": 300, "c": 300}, w={})
     unknown = Running(given.samples, 100, given.workers, given.left, given.total, waiting=5)
-    assert whole(shift(unknown)).moves == []
+    assert shift(unknown).moves == []
 
 
 def test_fewer_samples_are_written_ahead_if_few_of_their_tokens_survive() -> None:
@@ -119,5 +118,5 @@ def test_fewer_samples_are_written_ahead_if_few_of_their_tokens_survive() -> Non
 
 def test_nothing_is_reserved_where_other_steps_fill_the_engines() -> None:
     given = running(Paces(), 50, 3000.0, v={"a": 9000, "b": 300, "c": 300}, w={"d": 100})
-    assert list(whole(reserve(given)).limits) == ["v"]
-    assert whole(reserve(given._replace(synchronous=False))).limits == {}
+    assert list(reserve(given).limits) == ["v"]
+    assert reserve(given._replace(synchronous=False)).limits == {}

@@ -123,8 +123,6 @@ class Servers:
         return not (
             reading
             or broker._pass is not None
-            or broker._turns.locked()
-            or broker._orders._items
             or broker._outbox._writes._unfinished_tasks
             or any(link._pending or link._tasks for link in links)
         )
