@@ -72,7 +72,6 @@ def _scaling(many: int) -> dict[str, float]:
         cluster = replace(cluster, train_s=step_s / 4, beat_s=step_s / 10)
         row = compare(workload, cluster, [Mode("flow", 1)])[0].row()
         result[f"of_bound_{workers}"] = row["of_bound"]
-        result[f"steady_bubble_{workers}"] = row["steady_bubble_ratio"]
         print(f"{workers} workers: {row['of_bound']:.3f} of the bound", flush=True)
     return result
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rhymed.core.messages import Drafting, SampleId
@@ -25,7 +24,6 @@ class Cluster:
     verify: float = 0.1  # engine steps per token that is verified instead of generated
     keep: float = 0.9987  # probability that a token written ahead is the same with the next weights
     slow: dict[int, float] = field(default_factory=dict)  # worker -> times slower
-    slows: dict[float, tuple[int, float]] = field(default_factory=dict)  # time -> (worker, times slower from then on)
     drafts: Drafts | None = None
     failures: dict[float, int] = field(default_factory=dict)  # time -> worker that dies, and is back after `back_s`
     back_s: float = 60.0
@@ -70,8 +68,6 @@ class Totals:
     rollout_s: float = 0.0  # until the last sample was generated
     slot_s: float = 0.0
     busy_s: float = 0.0
-    steady_slot_s: float = 0.0  # the same, until no sample was waiting
-    steady_busy_s: float = 0.0
     tokens: int = 0
     ahead: int = 0  # tokens written ahead, with weights that were too old
     kept: int = 0  # of these
@@ -82,52 +78,21 @@ class Totals:
     step_s: list[float] = field(default_factory=list)  # when each step was trained
 
 
-# What no schedule can beat: the run's tokens with all slots in use, and each step's longest response. Pure.
-
-
 def bound_s(workload: Workload, cluster: Cluster, tokens: int = 0) -> float:
-    """A lower bound: all tokens with all slots in use, then the training of the last step.
+    """What no schedule can beat: all tokens with all slots in use, then the training of the last step.
 
     `tokens`: that were generated; 0: those of the plan without refills. With drafts, all slots have samples of the
     same kind: prompts with history, or without.
     """
     full_s = {seen: token_s(cluster, cluster.slots, seen=seen) / cluster.slots for seen in (False, True)}
     lengths = [0, 0]
-    for id, seen in _samples(workload, range(workload.plan.steps)):
-        lengths[seen] += workload.length(id)
+    for step in range(workload.plan.steps):
+        seen = (step + 1) * workload.plan.prompts_per_step > workload.plan.size  # else all of its prompts are new
+        lengths[seen] += sum(map(workload.length, workload.plan.samples(step)))
     scale = tokens / sum(lengths) if tokens else 1.0
     work = scale * sum(lengths[seen] * full_s[seen] for seen in (False, True))
-    end = _end(work, cluster)
+    end = work / sum(1 / cluster.slow.get(number, 1.0) for number in range(cluster.workers))
     return max(end, workload.plan.steps * cluster.train_s) if cluster.overlap else end + cluster.train_s
-
-
-def path_s(
-    workload: Workload, cluster: Cluster, trained: Mapping[int, Iterable[SampleId]], *, run_ahead: bool = False
-) -> float:
-    """A lower bound at staleness 0: the sum over steps with these samples of generation, scoring, training, loading.
-
-    With `overlap` training takes no time of its own where generation takes longer: all but the last group may be
-    trained before. A step's generation takes no less than its longest response alone on the fastest engine, at the
-    number of requests at which a sample is fastest; nor, without run-ahead, than all its tokens with all slots in
-    use. With run-ahead the longest response begins with as many tokens as are kept in the mean, for nothing.
-    """
-    fastest = min(cluster.slow.get(number, 1.0) for number in range(cluster.workers))
-    best_s = {
-        seen: fastest * min(token_s(cluster, count, seen=seen) for count in range(1, cluster.slots + 1))
-        for seen in (False, True)
-    }
-    full_s = {seen: token_s(cluster, cluster.slots, seen=seen) / cluster.slots for seen in (False, True)}
-    kept = 1 / (1 - cluster.keep) if run_ahead and cluster.keep < 1 else 0.0
-    total = -cluster.load_s
-    for step, ids in trained.items():
-        seen = not _first(workload, step)
-        lengths = [(workload.length(id), seen) for id in ids]
-        alone = max(max(0.0, length - kept) * best_s[seen] for length, seen in lengths)
-        work = 0.0 if run_ahead else _end(sum(length * full_s[seen] for length, seen in lengths), cluster)
-        generated = max(alone, work) + cluster.reward_s
-        total += max(generated, cluster.train_s) if cluster.overlap else generated + cluster.train_s
-        total += cluster.load_s
-    return total
 
 
 def token_s(cluster: Cluster, requests: int, *, seen: bool) -> float:
@@ -135,28 +100,3 @@ def token_s(cluster: Cluster, requests: int, *, seen: bool) -> float:
     drafts = cluster.drafts or PLAIN
     seen = seen and cluster.drafts is not None
     return cluster.cost(requests) * drafts.dearer(requests, requests * seen) / drafts.tokens(requests, seen=seen)
-
-
-def _samples(workload: Workload, steps: Iterable[int]) -> Iterator[tuple[SampleId, bool]]:
-    """With whether their prompts have history."""
-    for step in steps:
-        for id in workload.plan.samples(step):
-            yield id, not _first(workload, step)
-
-
-def _first(workload: Workload, step: int) -> bool:
-    """Whether all prompts of the step are new."""
-    return (step + 1) * workload.plan.prompts_per_step <= workload.plan.size
-
-
-def _end(work: float, cluster: Cluster) -> float:
-    """When so many seconds of a worker at full speed are done, by all workers."""
-    slow = {number: cluster.slow.get(number, 1.0) for number in range(cluster.workers)}
-    now, done = 0.0, 0.0
-    for at, (number, slowness) in sorted(cluster.slows.items()):
-        speed = sum(1 / value for value in slow.values())
-        if done + (at - now) * speed >= work:
-            break
-        done += (at - now) * speed
-        now, slow[number] = at, slowness
-    return now + (work - done) / sum(1 / value for value in slow.values())

@@ -11,7 +11,7 @@ import numpy as np
 
 from rhymed.core.messages import SampleId
 from rhymed_broker.scheduler import POLICIES
-from rhymed_broker.simulate.cluster import Cluster, Totals, bound_s, path_s
+from rhymed_broker.simulate.cluster import Cluster, Totals, bound_s
 from rhymed_broker.simulate.workload import Workload
 from rhymed_broker.simulate.world import World
 
@@ -49,7 +49,6 @@ class Result:
     totals: Totals
     world: World
     bound_s: float
-    path_s: float | None = None  # at staleness 0
 
     def row(self) -> dict[str, Any]:
         totals = self.totals
@@ -57,9 +56,7 @@ class Result:
             "mode": str(self.mode),
             "makespan_s": totals.makespan_s,
             "of_bound": self.bound_s / totals.makespan_s,
-            "of_path": self.path_s / totals.makespan_s if self.path_s is not None else None,
             "bubble_ratio": 1 - totals.busy_s / totals.slot_s if totals.slot_s else 0.0,
-            "steady_bubble_ratio": 1 - totals.steady_busy_s / totals.steady_slot_s if totals.steady_slot_s else 0.0,
             "ahead_tokens_ratio": totals.ahead / max(1, totals.tokens),
             "ahead_kept_ratio": totals.kept / totals.ahead if totals.ahead else 0.0,
             "wasted_tokens_ratio": (totals.ahead - totals.kept) / max(1, totals.tokens),
@@ -111,10 +108,7 @@ def compare(workload: Workload, cluster: Cluster, modes: Sequence[Mode], *, trac
         )
         totals = world.run()
         lower = bound_s(workload, cluster, totals.tokens) if cluster.flat else bound
-        path = (
-            None if mode.max_staleness else path_s(workload, cluster, world.batches, run_ahead=bool(mode.run_ahead))
-        )
-        results.append(Result(mode, totals, world, lower, path))
+        results.append(Result(mode, totals, world, lower))
     return results
 
 
@@ -124,9 +118,7 @@ def table(results: Sequence[Result]) -> str:
     heads = (
         ("faster", 8),
         ("of bound", 10),
-        ("of path", 9),
         ("bubble", 8),
-        ("steady", 8),
         ("ahead", 7),
         ("kept", 6),
         ("moved", 7),
@@ -136,8 +128,7 @@ def table(results: Sequence[Result]) -> str:
         row = result.row()
         lines.append(
             f"{row['mode']:<36}{row['makespan_s']:>9.0f}s{first / row['makespan_s']:>8.2f}{row['of_bound']:>10.3f}"
-            f"{'' if row['of_path'] is None else format(row['of_path'], '.3f'):>9}"
-            f"{row['bubble_ratio']:>8.3f}{row['steady_bubble_ratio']:>8.3f}{row['ahead_tokens_ratio']:>7.2f}"
+            f"{row['bubble_ratio']:>8.3f}{row['ahead_tokens_ratio']:>7.2f}"
             f"{row['ahead_kept_ratio']:>6.2f}{row['moved']:>7}"
         )
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rhymed.core.messages import NO_SIGNAL, Heartbeat, Holding, Join, LengthRow, SampleId, SampleInfo, Score
-from rhymed.core.steps import is_evaluation, window
+from rhymed.core.steps import window
 from rhymed_broker.forecast import Forecast, Lengths
 from rhymed_broker.ledger import actions
 from rhymed_broker.ledger.actions import Begin, Train
@@ -53,9 +53,6 @@ class World:
         self._trace, self._over = trace, False
         self.now = 0.0
         self.totals = Totals()
-        self._left = workload.plan.steps * len(workload.plan.samples(0)) if workload.plan.steps else 0
-        self._assigned: set[SampleId] = set()
-        self.batches: dict[int, list[SampleId]] = {}  # step -> the samples that it was trained on
 
     def run(self) -> Totals:
         """Until all steps of the plan are trained."""
@@ -67,8 +64,6 @@ class World:
             self._start(number)
         for at, number in cluster.failures.items():
             self._at(at, self._die, number)
-        for at, (number, slowness) in cluster.slows.items():
-            self._at(at, self._slow, number, slowness)
         self._at(cluster.beat_s, self._beat)
         self._act()
         while self._events and not self._over:
@@ -103,12 +98,6 @@ class World:
         if name in self.engines:
             del self.engines[name], self._versions[name], self._ahead[name]
             self._at(self.now + self.cluster.back_s, self._start, number)
-
-    def _slow(self, number: int, slowness: float) -> None:
-        if engine := self.engines.get(name := f"w{number:04d}"):
-            engine.advance(self.now)
-            engine.slowness = slowness
-            self._touched.add(name)
 
     def _beat(self) -> None:
         ledger = self.ledger
@@ -196,7 +185,6 @@ class World:
             case actions.Begin():
                 self._trainer.begin(self.now, action)
             case actions.Train():
-                self.batches[action.step] = list(action.ids)
                 self._at(self._trainer.train(self.now, action), self._trained, action.step)
             case actions.Release(name, ids) if name in self.engines:
                 self._release(name, ids)
@@ -222,17 +210,8 @@ class World:
         engine.advance(self.now)
         for id in ids:
             version, brought = self._partials.pop(id, (0, 0)) if id in begun else (0, 0)
-            if not is_evaluation(id.step):
-                self._assigned.add(id)
             self._enter(name, id, brought, version)
-        if self._all_assigned():
-            self.totals.steady_slot_s, self.totals.steady_busy_s = self._slots()
         self._touched.add(name)
-
-    def _all_assigned(self) -> bool:
-        """For the first time. Where groups are replaced this is not known: always in the last step."""
-        last = self.ledger.version == self.workload.plan.steps - 1
-        return last if self.cluster.flat else len(self._assigned) == self._left and not self.totals.steady_slot_s
 
     def _load(self, name: str, version: int) -> None:
         """Tokens written ahead are verified with the new weights; everything else continues with them."""
@@ -275,13 +254,6 @@ class World:
     def _at(self, time: float, what: Callable[..., None], *arguments: Any) -> None:
         self.totals.events += 1
         heapq.heappush(self._events, (time, self.totals.events, what, arguments))
-
-    def _slots(self) -> tuple[float, float]:
-        """(slot seconds, busy slot seconds) until now, of living workers."""
-        for engine in self.engines.values():
-            engine.advance(self.now)
-        slots = sum(engine.slots for engine in self.engines.values())
-        return slots * self.now, sum(engine.busy_s for engine in self.engines.values())
 
     def _total(self) -> Totals:
         engines, totals = self.engines.values(), self.totals

@@ -103,7 +103,7 @@ def test_flow_is_near_the_bound_and_the_synchronous_run_is_not() -> None:
     workload = Synthetic(shape)
     cluster = replace(cluster, train_s=bound_s(workload, cluster) / 6 / 4)
     sync, flow, oracle = compare(workload, cluster, [Mode("fifo"), Mode("flow", 1), Mode("flow", 1, oracle=True)])
-    assert flow.row()["steady_bubble_ratio"] < 0.05
+    assert flow.row()["bubble_ratio"] < 0.1 < sync.row()["bubble_ratio"]
     assert flow.totals.makespan_s < 0.75 * sync.totals.makespan_s
     assert flow.totals.makespan_s < 1.1 * oracle.totals.makespan_s
     assert flow.row()["of_bound"] <= 1
@@ -122,7 +122,6 @@ def test_training_that_overlaps_hides_behind_the_rollouts() -> None:
     saved = (plain.totals.makespan_s - overlap.totals.makespan_s) / (plain.totals.makespan_s - free.totals.makespan_s)
     assert 0.7 < saved < 1.01
     for result in (plain, overlap, free):
-        assert result.row()["of_path"] <= 1
         assert result.row()["of_bound"] <= 1
 
 
@@ -250,4 +249,4 @@ def test_groups_without_signal_are_replaced_in_virtual_time_too() -> None:
         for workers in (2, 5)
     ]
     assert runs[0].filtered == runs[1].filtered > 0
-    assert all(run.dropped == 0 and len(run.step_s) == 5 and run.steady_slot_s > 0 for run in runs)
+    assert all(run.dropped == 0 and len(run.step_s) == 5 for run in runs)
