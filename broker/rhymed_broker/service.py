@@ -48,14 +48,12 @@ from rhymed_broker.telemetry.exports import Exports
 from rhymed_broker.turns import forecast_of
 from rhymed_store.client import connect
 
-# Passes workers' reports about samples to the ledger: at once, or as soon as the ledger has started.
+# Passes workers' reports about samples to the ledger. Before it has started, workers have to repeat them.
 #
-# Of `reward.on_error` only "stop" is
-# applied here: the reward worker turns an error into a zero, and the ledger drops a sample that has no reward.
+# Of `reward.on_error` only "stop" is applied here: the reward worker turns an error into a zero, and the ledger drops
+# a sample that has no reward.
 
 log = logging.getLogger(__name__)
-
-MOST_EARLY = 100_000  # samples in reports that wait for the start
 
 Report = Generated | Turned | Answered | Scored | Ahead | GiveBack
 
@@ -63,33 +61,21 @@ Report = Generated | Turned | Answered | Scored | Ahead | GiveBack
 class Reports:
     def __init__(self, ledger: Ledger, reward: Reward) -> None:
         self._ledger, self._reward = ledger, reward
-        self._early: list[Report] = []  # received before the ledger started
-        self._early_samples = 0
 
     def take(self, report: Report) -> None:
         """Raises `RewardError` if a sample could not be scored and the run has to stop for it, and `Overloaded`."""
+        if not self._ledger.started:
+            raise Overloaded("the run waits for its trainer; try again later")
         if isinstance(report, Scored) and self._reward.on_error == "stop":
             self._check(report)
-        if self._ledger.started:
-            self._apply(report)
-        elif (early := self._early_samples + _size(report)) > MOST_EARLY:
-            raise Overloaded("too many reports wait for the start of the run; try again later")
-        else:
-            self._early.append(report)
-            self._early_samples = early
+        self._apply(report)
 
     def _check(self, report: Scored) -> None:
         """A score of a sample that its sender does not hold stops no run."""
         worker = self._ledger.workers.by_name[report.worker]
         for score in report.scores:
-            if score.reward is None and not score.unstored and (score.id in worker.held or score.id in worker.claims):
+            if score.reward is None and not score.unstored and score.id in worker.held:
                 raise RewardError(f"sample {score.id} could not be scored: {score.error} (reward.on_error = 'stop')")
-
-    def replay(self) -> None:
-        """The ledger has started."""
-        early, self._early, self._early_samples = self._early, [], 0
-        for report in early:
-            self._apply(report)
 
     def _apply(self, report: Report) -> None:
         now = time.monotonic()
@@ -113,11 +99,6 @@ class Reports:
                 self._ledger.given_back(
                     worker, ids, reason, now, retry=retry, blame="sample" if blamed else "none", moved=moved
                 )
-
-
-def _size(report: Report) -> int:
-    """Samples; an empty report counts as one."""
-    return max(1, len(report.scores if isinstance(report, Scored) else report.samples))
 
 
 # The last checkpoint: a run is finished when the trainer has written it and left.
@@ -242,7 +223,7 @@ class BrokerService(Service):
         self.spawn(self._metrics_writer.run())
         self.spawn(self._exports.run())
         self.spawn(self._timeline_writer.run())
-        self.spawn(self._recovery.run(self._reports.replay, self._fail, self._wake))
+        self.spawn(self._recovery.run(self._fail, self._wake))
         self.spawn(Liveness(self.config.schedule, self.ledger, self._delivery, self._timeline).run(self._wake))
         self.spawn(self.latest.watch(self.store))
         self.spawn(Dashboard(self.config.net.http, self.places, self._snapshot).run(), vital=False)

@@ -66,7 +66,6 @@ class Recovery:
 
     async def run(
         self,
-        started: Callable[[], None],
         fail: Callable[[RhymedError], Awaitable[NoReturn]],
         wake: Callable[[], None],
     ) -> None:
@@ -88,7 +87,6 @@ class Recovery:
             if position > (end := _end(journal)):
                 await fail(_ahead(position, end, self._places))
             self._start(position, journal.entries, journal.drawn)
-            started()
             wake()
 
     def _start(self, position: int, journal: list[JournalEntry], drawn: list[Drawn]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from tests.hostile.protocol.world import Fault, Outcome, Seen, World
 
 MISSING = np.full(1, 1 << 33)  # no token
 MOST_WORKERS = 100  # in the broker's lists: a history has fewer connections
-MOST_EARLY = 1 << 20  # samples in reports that wait for the ledger's start
 DISPATCHED = {("waiting", "running"), ("turned", "acting"), ("generated", "scoring")}
 """Of samples that nobody holds: the broker gives them to whoever is free, or whoever claims them."""
 SETTLES = {("scored", "training"), ("scored", "filtered")}
@@ -85,15 +83,10 @@ def check_memory(world: World) -> None:
         "links": len(broker._delivery._peers),
         "names of dead ones": len(broker.ledger.workers.deaths),
         "claims": sum(len(worker.claims) + len(worker.report.holding) for worker in broker.ledger.workers) // 1000,
-        "early reports": sum(map(_size, broker._reports._early)) // 10_000,
         "writes": broker._outbox._writes.qsize(),
     }
     if too_many := {name: size for name, size in sizes.items() if size > MOST_WORKERS}:
         raise Fault(f"the broker keeps too much: {too_many}")
-
-
-def _size(report: Any) -> int:
-    return len(getattr(report, "samples", None) or getattr(report, "scores", ()))
 
 
 async def check_counters(world: World) -> None:
