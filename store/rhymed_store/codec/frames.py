@@ -1,12 +1,13 @@
-"""Bytes at rest: zstd frames, each with a checksum and its own length and level, or short values behind a checksum of
-their key and of themselves."""
+"""Bytes at rest: zstd frames, each with a checksum and its own length and level, or values behind a checksum of their
+key and of themselves, of which many are structs as MessagePack."""
 
 from __future__ import annotations
 
 import threading
 import zlib
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import zstandard
 
 from rhymed.core.errors import StoreDamaged
@@ -16,6 +17,8 @@ CHECK_BYTES = 4  # of the checksum of a short value
 MOST_RATIO = 1 << 15  # of zstd: a block of 4 bytes holds at most 128 KiB
 
 _local = threading.local()
+
+Struct = TypeVar("Struct")
 
 
 def checked(body: bytes, key: Any = b"") -> bytes:
@@ -33,6 +36,18 @@ def unchecked(value: Any, key: Any = b"") -> bytes:
 
 def _checksum(body: bytes, key: Any) -> bytes:
     return zlib.crc32(body, zlib.crc32(key)).to_bytes(CHECK_BYTES, "little")
+
+
+def pack_struct(content: Any, key: Any = b"") -> bytes:
+    return checked(msgspec.msgpack.encode(content), key)
+
+
+def unpack_struct(value: Any, kind: type[Struct], what: str, key: Any = b"") -> Struct:
+    """Raises `StoreDamaged` when the bytes are not those that were written under this key; `what` is damaged."""
+    try:
+        return msgspec.msgpack.decode(unchecked(value, key), type=kind)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreDamaged(f"{what} damaged at rest ({error}); {RESCUE}") from None
 
 
 def pack_bytes(data: Any, level: int) -> bytes:

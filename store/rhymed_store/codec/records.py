@@ -25,7 +25,7 @@ from rhymed.core.messages import Drawn, FinishReason, JournalEntry, SampleId, Sa
 from rhymed_store.codec import frames
 from rhymed_store.codec.frames import RESCUE
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of everything in this module."""
 
 Tokens: TypeAlias = NDArray[np.uint32]
@@ -268,36 +268,6 @@ def unpack_tokens(frame: Any, width: int, out: Tokens, what: object) -> None:
     out[:] = np.frombuffer(raw, "<u2", len(out))
     if width > 2:
         out |= np.frombuffer(raw, "<u1" if width == 3 else "<u2", offset=2 * len(out)).astype(np.uint32) << 16
-
-
-FLOORS = b"fl"
-"""Ends the floors behind log-probs: two bytes more than a multiple of four say that an entry has floors."""
-
-
-def pack_logprobs(data: Any, *, floors: bool = False) -> bytes:
-    """float32 bytes after their checksum. Not compressed: mantissas are noise, and they live for a few steps.
-
-    `floors`: they are the second half of `data`."""
-    return b"".join((zlib.crc32(data).to_bytes(4, "little"), data, FLOORS if floors else b""))
-
-
-def has_floors(value: Any) -> bool:
-    return len(value) % 4 > 1
-
-
-def logprobs_end(value: Any, length: int) -> int:
-    """Where log-probs and floors of `length` tokens end in an entry. Loss weights may follow, see `lossweights`."""
-    return 4 + 8 * length + len(FLOORS) if has_floors(value) else 4 + 4 * length
-
-
-def unpack_logprobs(value: Any, length: int, what: object) -> memoryview:
-    """With floors, if there are any."""
-    size = 8 * length if has_floors(value) else 4 * length
-    data, end = memoryview(value)[4 : 4 + size], logprobs_end(value, length)
-    whole = len(data) == size and bytes(value[4 + size : end]) in (b"", FLOORS)
-    if not whole or zlib.crc32(data).to_bytes(4, "little") != value[:4]:
-        raise StoreDamaged(f"{what}: log-probs damaged at rest; {RESCUE}")
-    return data
 
 
 def context_key(prompt: str, tokens: Any) -> bytes:

@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rhymed.core.errors import StoreDamaged
 from rhymed.core.messages import Answer, Call, Fork, SampleInfo, Turn
 from rhymed_store.codec import frames, records
-from rhymed_store.codec.frames import RESCUE
 
 BEGUN = 1 << 31
 MOST = 1 << 30  # turns of a sample: so that the numbers of its entries fit four bytes
@@ -75,23 +73,14 @@ def number_of(key: Any) -> int:
 
 
 def pack(key: bytes, content: Entry | Finished) -> bytes:
-    return frames.checked(msgspec.msgpack.encode(content), key)
+    return frames.pack_struct(content, key)
 
 
 def unpack(key: Any, value: Any) -> Entry:
     """Raises `StoreDamaged` naming the sample when the bytes are not those that were written under this key."""
-    entry: Entry = _unpack(key, value, Entry, records.sample_of(bytes(key)))
-    return entry
+    return frames.unpack_struct(value, Entry, f"sample {records.sample_of(bytes(key))}: its turns are", key)
 
 
 def unpack_finished(key: Any, value: Any) -> Finished:
     """Likewise."""
-    finished: Finished = _unpack(key, value, Finished, records.name_of(bytes(key)))
-    return finished
-
-
-def _unpack(key: Any, value: Any, kind: Any, sample: object) -> Any:
-    try:
-        return msgspec.msgpack.decode(frames.unchecked(value, key), type=kind)
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise StoreDamaged(f"sample {sample}: its turns are damaged at rest ({error}); {RESCUE}") from None
+    return frames.unpack_struct(value, Finished, f"sample {records.name_of(bytes(key))}: its turns are", key)

@@ -15,7 +15,7 @@ import numpy as np
 from rhymed.core.errors import MalformedMessage
 from rhymed.core.messages import PutPartials, PutSamples, PutScores, SampleInfo
 from rhymed.core.steps import is_training
-from rhymed_store.codec import masks, records
+from rhymed_store.codec import masks, records, training
 from rhymed_store.database import partials
 
 HEADER_BYTES = 256  # of a sample in addition to its arrays, with a margin for partly filled pages
@@ -60,12 +60,14 @@ def prepare(message: PutSamples, frames: Sequence[bytes], level: int) -> list[Ne
         bits = masks.cut("PutSamples", frames[3], lengths, message.drafted)
     drafted = [b"" if mask is None else masks.pack(mask) for mask in bits]
     rows = []
-    for info, frame, context, logprobs, mask, has in zip(
-        infos, packed, cut(frames[0], contexts), cut(frames[2], with_logprobs), drafted, floored, strict=True
+    for info, frame, context, logprobs, mask in zip(
+        infos, packed, cut(frames[0], contexts), cut(frames[2], with_logprobs), drafted, strict=True
     ):
         name = records.context_key(info.id.prompt, context)
         key = records.sample_key(info.id)
-        kept = records.pack_logprobs(logprobs, floors=has) if is_training(info.id.step) else b""
+        end = 4 * info.length  # of log-probs; floors may follow
+        entry = training.Entry(bytes(logprobs[:end]), bytes(logprobs[end:]))
+        kept = training.pack(entry) if is_training(info.id.step) else b""
         rows.append(NewRow(key, info, frame, width, kept, name, context, mask))
     return rows
 

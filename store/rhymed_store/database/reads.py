@@ -15,10 +15,10 @@ import numpy as np
 from rhymed.core import messages
 from rhymed.core.errors import MalformedMessage, StoreDamaged, UnknownSample
 from rhymed.core.steps import is_training
-from rhymed_store.codec import frames, lossweights, records, scoreparts
-from rhymed_store.codec.lossweights import LossWeights
+from rhymed_store.codec import frames, records, scoreparts, training
 from rhymed_store.codec.records import Record, Tokens
 from rhymed_store.codec.scoreparts import ScoreParts
+from rhymed_store.codec.training import ONES, LossWeights
 from rhymed_store.database import partials, sessions
 from rhymed_store.database.tables import Tables
 
@@ -160,13 +160,12 @@ class Reads:
     def _logprobs(self, txn: Any, rows: Sequence[SampleRecord]) -> tuple[bytes, list[LossWeights], list[bool]]:
         """With floors where there are any, and the weights in the loss that follow them; an empty list if all are 1.
         And which have floors; an empty list if none has."""
-        parts, weights, floored = [], [], []
-        for row in rows:
-            what, length, entry = f"sample {row.sample}", row.record.length, self._entry(txn, row.sample)
-            parts.append(records.unpack_logprobs(entry, length, what))
-            weights.append(lossweights.unpack(entry, length, what))
-            floored.append(records.has_floors(entry))
-        some = any(found != lossweights.ONES for found in weights)
+        entries = [
+            training.unpack(self._entry(txn, sample), record.length, f"sample {sample}") for sample, record in rows
+        ]
+        parts = [part for entry in entries for part in (entry.logprobs, entry.floors)]
+        weights, floored = [entry.weights for entry in entries], [bool(entry.floors) for entry in entries]
+        some = any(found != ONES for found in weights)
         return b"".join(parts), weights if some else [], floored if any(floored) else []
 
     def _entry(self, txn: Any, sample: messages.SampleId) -> Any:

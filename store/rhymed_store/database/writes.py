@@ -18,7 +18,7 @@ from rhymed.core import messages
 from rhymed.core.errors import MalformedMessage, RunMismatch, UnknownSample
 from rhymed.core.messages import PutTokenStats
 from rhymed.core.steps import evaluated_version, is_evaluation, is_training
-from rhymed_store.codec import frames, lossweights, records, scoreparts, tokenstats
+from rhymed_store.codec import frames, records, scoreparts, tokenstats, training
 from rhymed_store.database import partials
 from rhymed_store.database.prepare import HEADER_BYTES, NewRow, check_partials, check_row, cut, cut_weights
 from rhymed_store.database.sessions import SessionWrites
@@ -168,22 +168,22 @@ class Writes:
 
     def put_scores(self, batch: Batch, message: messages.PutScores, weights: bytes = b"") -> None:
         """`weights`: of tokens, as in the message."""
-        updates = []
+        updates, size = [], 0  # of what needs room
         for score, part in zip(message.scores, cut_weights(message, weights), strict=True):
             reward = records.check_reward(score.reward, score.id)
             record = self._record(batch.txn, score.id)
-            own = lossweights.pack(lossweights.check(score.weight, part, record.length, f"sample {score.id}"))
+            wanted = training.check(score.weight, part, record.length, f"sample {score.id}")
+            entry = self._reweighted(batch.txn, score.id, record, wanted)
             parts = scoreparts.pack(records.sample_key(score.id), score, record.length)
-            updates.append((score.id, record, reward, own, parts))
-        size = sum(len(own) + 4 * record.length for _, record, _, own, _ in updates if own)  # written again, whole
-        size += sum(len(parts) for *_, parts in updates if len(parts) > SMALL)
+            updates.append((score.id, record, reward, entry, parts))
+            size += len(entry) * (wanted != training.ONES) + len(parts) * (len(parts) > SMALL)
         if size:
             self._database.claim_space(batch, size)
-        for sample, record, reward, own, parts in updates:
+        for sample, record, reward, entry, parts in updates:
             if record.state != "trained":
                 self._put_parts(batch.txn, sample, parts)
-                if own or record.state == "scored":
-                    self._put_weights(batch.txn, sample, record.length, own)
+                if entry:
+                    batch.txn.put(records.journal_key(sample), entry, db=self._tables["logprobs"])
                 self._update(batch.txn, sample, record.scored(reward))
 
     def _put_parts(self, txn: Any, sample: messages.SampleId, parts: bytes) -> None:
@@ -194,12 +194,16 @@ class Writes:
         else:
             txn.delete(key, db=table)
 
-    def _put_weights(self, txn: Any, sample: messages.SampleId, length: int, own: bytes) -> None:
-        """Behind the log-probs, in place of earlier ones. What is never trained has no log-probs and no weights."""
-        key, table = records.journal_key(sample), self._tables["logprobs"]
-        entry = txn.get(key, db=table)
-        if entry is not None and (new := lossweights.without(entry, length) + own) != entry:
-            txn.put(key, new, db=table)
+    def _reweighted(
+        self, txn: Any, sample: messages.SampleId, record: records.Record, weights: training.LossWeights
+    ) -> bytes:
+        """The log-probs with these weights in place of earlier ones; empty: they stay as they are, or there are none,
+        as of what is never trained."""
+        value = txn.get(records.journal_key(sample), db=self._tables["logprobs"])
+        if value is None or (weights == training.ONES and record.state != "scored"):
+            return b""
+        before = training.unpack(value, record.length, f"sample {sample}")
+        return training.pack(before._replace(weights=weights)) if before.weights != weights else b""
 
     def mark(self, batch: Batch, message: messages.MarkSamples) -> None:
         txn, state = batch.txn, message.state

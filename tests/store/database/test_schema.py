@@ -13,7 +13,7 @@ from rhymed_store.verify import verify
 from tests.store.stores import LocalStore, new_sample
 
 
-@pytest.mark.parametrize("schema", [1, 2, 4])
+@pytest.mark.parametrize("schema", [1, 3, 5])
 def test_a_folder_of_another_schema_is_refused_and_left_alone(tmp_path: Path, schema: int) -> None:
     folder = tmp_path / "store"
     local = LocalStore(folder)
@@ -22,7 +22,7 @@ def test_a_folder_of_another_schema_is_refused_and_left_alone(tmp_path: Path, sc
     local.database.close()
     data = (folder / "data.mdb").read_bytes()
     for opened in (LocalStore, Reader, verify):
-        with pytest.raises(StoreError, match=f"is of schema {schema}, this release reads and writes schema 3 only"):
+        with pytest.raises(StoreError, match=f"is of schema {schema}, this release reads and writes schema 4 only"):
             opened(folder)
     assert (folder / "data.mdb").read_bytes().startswith(data)
 

@@ -296,10 +296,10 @@ def test_a_folder_of_another_schema_is_refused(local: LocalStore, tmp_path: Path
     local.do(lambda batch: local.database.put_number(batch.txn, "schema", 99))
     local.database.close()
     for opened in (LocalStore, Reader):
-        with pytest.raises(StoreError, match="is of schema 99, this release reads and writes schema 3 only"):
+        with pytest.raises(StoreError, match="is of schema 99, this release reads and writes schema 4 only"):
             opened(tmp_path / "store")
     with lmdb.open(str(tmp_path / "store"), max_dbs=16) as env, env.begin(write=True) as txn:
-        txn.put(b"schema", b"3", db=env.open_db(b"meta", txn=txn))
+        txn.put(b"schema", b"4", db=env.open_db(b"meta", txn=txn))
     local.__init__(tmp_path / "store")  # type: ignore[misc]
 
 
