@@ -43,7 +43,7 @@ BENCHMARKS = {
     "peers": Benchmark("benchmarks.peers.run", ("task", "rounds", "steps", "out")),
     "cluster": Benchmark("benchmarks.cluster.run", ("rounds", "steps", "out")),
     "agents": Benchmark("benchmarks.agents.run", ("parts", "trace", "out")),
-    "pipe": Benchmark("benchmarks.schedule", ("trace", "cost", "out", "keep")),
+    "pipe": Benchmark("benchmarks.schedule", ("trace", "cost", "keep")),
     "whole": Benchmark(
         "benchmarks.whole.run",
         ("config", "parts", "methods", "rounds", "steps", "workers", "samples", "cost", "out"),

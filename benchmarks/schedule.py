@@ -20,15 +20,13 @@ from rhymed_broker.ledger.ledger import Ledger
 from rhymed_broker.scheduler import POLICIES
 from rhymed_broker.simulate.cluster import Cluster, bound_s
 from rhymed_broker.simulate.engine import Cost
-from rhymed_broker.simulate.study import MODES, Mode, compare, picture, table
+from rhymed_broker.simulate.study import MODES, Mode, compare, table
 from rhymed_broker.simulate.workload import Recorded, Shape, Synthetic, Workload, read_trace
 from rhymed_broker.simulate.world import World
 
 
-def run(
-    quick: bool, trace: Path | None = None, cost: Path | None = None, out: Path | None = None, keep: float = 0.9987
-) -> dict[str, Any]:
-    """`trace`: recorded lengths. `cost`: a measured curve. `out`: a folder for the Gantt picture."""
+def run(quick: bool, trace: Path | None = None, cost: Path | None = None, keep: float = 0.9987) -> dict[str, Any]:
+    """`trace`: recorded lengths. `cost`: a measured curve."""
     cluster = Cluster(workers=32, slots=32, keep=keep)
     if cost is not None:
         cluster = replace(cluster, cost=Cost.read(cost))
@@ -38,7 +36,7 @@ def run(
         cluster = replace(cluster, workers=2, slots=16, reward_s=0.01, load_s=0.05)
     elif quick:
         cluster = replace(cluster, workers=8, slots=16)
-    results: dict[str, Any] = {"workload": _workload(workload, cluster, out)}
+    results: dict[str, Any] = {"workload": _workload(workload, cluster)}
     if trace is None:
         results["scaling"] = _scaling(64 if quick else 1024)
         results["decisions"] = _decisions(256 if quick else 4096)
@@ -50,15 +48,12 @@ def run(
     return results
 
 
-def _workload(workload: Workload, cluster: Cluster, out: Path | None) -> list[dict[str, Any]]:
+def _workload(workload: Workload, cluster: Cluster) -> list[dict[str, Any]]:
     step_s = bound_s(workload, cluster) / workload.plan.steps
     cluster = replace(cluster, train_s=step_s / 4, beat_s=max(0.2, step_s / 50))
     print(f"{cluster.workers} workers x {cluster.slots} slots, ideal rollout {step_s:.1f} s per step", flush=True)
-    results = compare(workload, cluster, MODES, trace=out is not None)
+    results = compare(workload, cluster, MODES)
     print(table(results), flush=True)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        picture(results, out / "gantt.png")
     return [result.row() for result in results]
 
 

@@ -106,7 +106,6 @@ def test_run_watch_resume_export_import_and_measure(home: Path, monkeypatch: pyt
     smaller = simulate.replace("--prompts 32 --steps 4", "--prompts 8 --steps 2")
     assert smaller != simulate
     assert "flow, staleness 0 + run-ahead" in do(smaller, home)
-    assert (home / "sim/gantt.png").stat().st_size > 1000
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # as in a checkout
     assert "rest_300_bytes_a_token" in do(bench, home)
 

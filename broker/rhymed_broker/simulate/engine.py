@@ -160,8 +160,6 @@ class Engine:
         self.waiting: deque[Entry] = deque()
         self.busy_s = 0.0  # slots times seconds
         self.idle_s = 0.0  # seconds without a sample
-        self.changes: list[tuple[float, int]] = []  # (time, running), where `trace`
-        self.trace = False
         self._clocks = [0.0, 0.0]  # tokens: without and with history
         self._leaving: tuple[list[tuple[float, int, Entry]], ...] = ([], [])  # by clock
         self._seen = 0  # of those that run
@@ -197,7 +195,6 @@ class Engine:
                 self.waiting.remove(entry)
         else:
             self._seen -= entry.seen
-            self._note()
             self._fill()
         return entry
 
@@ -212,7 +209,6 @@ class Engine:
                     self._seen -= entry.seen
                     done.append(entry)
         if done:
-            self._note()
             self._fill()
         return done
 
@@ -250,8 +246,3 @@ class Engine:
             self._count += 1
             leaves = entry.start + (self._checks(entry) + entry.length - entry.begun)
             heapq.heappush(self._leaving[entry.seen], (leaves, self._count, entry))
-            self._note()
-
-    def _note(self) -> None:
-        if self.trace:
-            self.changes.append((self._at, len(self.running)))

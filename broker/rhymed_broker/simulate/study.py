@@ -1,21 +1,16 @@
-"""Compares policies on one workload with an oracle and a bound: as a table, as JSON, as a picture."""
+"""Compares policies on one workload with an oracle and a bound: as a table, and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from rhymed.core.messages import SampleId
 from rhymed_broker.scheduler import POLICIES
 from rhymed_broker.simulate.cluster import Cluster, Totals, bound_s
 from rhymed_broker.simulate.workload import Workload
 from rhymed_broker.simulate.world import World
-
-BINS = 800  # of a picture's time axis
 
 
 class Mode(NamedTuple):
@@ -47,7 +42,6 @@ MODES = (
 class Result:
     mode: Mode
     totals: Totals
-    world: World
     bound_s: float
 
     def row(self) -> dict[str, Any]:
@@ -94,7 +88,7 @@ class Oracle:
         return max(0.0, self.expect(step, prompt) - tokens)
 
 
-def compare(workload: Workload, cluster: Cluster, modes: Sequence[Mode], *, trace: bool = False) -> list[Result]:
+def compare(workload: Workload, cluster: Cluster, modes: Sequence[Mode]) -> list[Result]:
     bound, results = bound_s(workload, cluster), []
     for mode in modes:
         world = World(
@@ -104,11 +98,10 @@ def compare(workload: Workload, cluster: Cluster, modes: Sequence[Mode], *, trac
             max_staleness=mode.max_staleness,
             run_ahead=mode.run_ahead,
             forecast=Oracle(workload) if mode.oracle else None,
-            trace=trace,
         )
         totals = world.run()
         lower = bound_s(workload, cluster, totals.tokens) if cluster.flat else bound
-        results.append(Result(mode, totals, world, lower))
+        results.append(Result(mode, totals, lower))
     return results
 
 
@@ -132,42 +125,3 @@ def table(results: Sequence[Result]) -> str:
             f"{row['ahead_kept_ratio']:>6.2f}{row['moved']:>7}"
         )
     return "\n".join(lines)
-
-
-def picture(results: Sequence[Result], path: Path) -> Path | None:
-    """A Gantt chart: a row per worker, darker with more slots in use; a line where a step is trained.
-
-    None without matplotlib. Needs results with `trace`.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
-    figure = Figure(figsize=(11, 1 + 1.6 * len(results)), layout="constrained")
-    axes = figure.subplots(len(results), 1, sharex=True, squeeze=False)[:, 0]
-    longest = max(result.totals.makespan_s for result in results)
-    for axis, result in zip(axes, results, strict=True):
-        image = axis.imshow(
-            occupancy(result.world, longest), aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest",
-            extent=(0, longest, len(result.world.engines), 0),
-        )  # fmt: skip
-        for at in result.totals.step_s:
-            axis.axvline(at, color="#cc7351", linewidth=0.8)
-        axis.set_title(f"{result.mode}: {result.totals.makespan_s:,.0f} s", loc="left", fontsize=9)
-        axis.set_yticks([])
-    axes[-1].set(xlabel="seconds; a row is a worker, a line the end of a step's training")
-    figure.colorbar(image, ax=axes, label="slots in use", shrink=0.4)
-    figure.savefig(path, dpi=110)
-    return path
-
-
-def occupancy(world: World, longest: float) -> Any:
-    """Share of each worker's slots in use, in the middle of each bin: [workers, BINS]."""
-    at = (np.arange(BINS) + 0.5) * longest / BINS
-    rows = []
-    for engine in world.engines.values():
-        times = np.array([0.0, *(time for time, _ in engine.changes)])
-        counts = np.array([0, *(count for _, count in engine.changes)])
-        row = counts[np.searchsorted(times, at, side="right") - 1] / engine.slots
-        rows.append(np.where(at > world.now, 0.0, row))
-    return np.array(rows)

@@ -32,10 +32,8 @@ class World:
         max_staleness: int = 0,
         run_ahead: int = 0,
         forecast: Lengths | None = None,
-        trace: bool = False,
         ledger: type[Ledger] = Ledger,
     ) -> None:
-        """`trace`: record every worker's load over time, for a picture."""
         signal = SignalRule(9 * workload.plan.prompts_per_step) if cluster.flat else None
         rules, forecast = cluster.rules(max_staleness, run_ahead), forecast or Forecast(workload.cap)
         self.ledger = ledger(rules, policy, forecast, signal)
@@ -50,7 +48,7 @@ class World:
         self._planned: dict[str, float] = {}  # worker -> when its next sample finishes
         self._touched: set[str] = set()
         self._random, self._trainer = random.Random(cluster.seed), Trainer(workload, self._open, cluster.train_s)
-        self._trace, self._over = trace, False
+        self._over = False
         self.now = 0.0
         self.totals = Totals()
 
@@ -87,7 +85,6 @@ class World:
         engine = self.engines[name] = Engine(
             cluster.slots, cluster.cost, cluster.slow.get(number, 1.0), cluster.drafts or PLAIN
         )
-        engine.trace = self._trace
         engine.advance(self.now)
         self._versions[name], self._ahead[name] = self.ledger.version, {}
         join = Join(role="rollout", worker=name, host="", pid=0, slots=cluster.slots, version=self.ledger.version)

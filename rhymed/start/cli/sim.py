@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_examples(
         parser,
         "rhymed sim --workers 32 --slots 32",
-        "rhymed sim --trace run.jsonl --policy flow --staleness 1 --out sim",
+        "rhymed sim --trace run.jsonl --policy flow --staleness 1 --json > sim.json",
     )
     _add_cluster(parser)
     _add_work(parser)
@@ -25,7 +25,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     option("--policy", choices=("fifo", "rhyme", "flow"))
     option("--staleness", type=_at_least_0(int), default=0, metavar="N")
     option("--run-ahead", action="store_true", help="generate the next step before its weights are loaded")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write table.json and gantt.png there")
     parser.add_argument("--json", action="store_true", help="the table as JSON on standard output")
 
 
@@ -70,21 +69,15 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    from rhymed_broker.simulate.study import MODES, Mode, compare, picture, table
+    from rhymed_broker.simulate.study import MODES, Mode, compare, table
 
     workload = _workload(arguments)
     cluster = _cluster(arguments, workload)
     modes: Sequence[Mode] = MODES
     if arguments.policy:
         modes = (Mode(arguments.policy, arguments.staleness, int(arguments.run_ahead)),)
-    results = compare(workload, cluster, modes, trace=arguments.out is not None)
-    rows = [result.row() for result in results]
-    show(json.dumps(rows, indent=2) if arguments.json else table(results))
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "table.json").write_text(json.dumps(rows, indent=1) + "\n")
-        if picture(results, arguments.out / "gantt.png") is None:
-            show("no picture: matplotlib is not installed")
+    results = compare(workload, cluster, modes)
+    show(json.dumps([result.row() for result in results], indent=2) if arguments.json else table(results))
     return 0
 
 
