@@ -1,4 +1,4 @@
-"""How long responses will be. Pure: lengths come in, expectations and quantiles come out.
+"""How long responses will be. Pure: lengths come in, expectations come out.
 
 In the logarithm of the length a prompt has a *level*; from one visit (a step that samples it) to the next the level
 changes by a *drift*; a sample lies at the level plus *noise*, and ends at the cap. The three distributions are not
@@ -32,8 +32,6 @@ class Lengths(Protocol):
     def remember(self, prompt: str, past: Sequence[tuple[int, int]], turns: Sequence[Sequence[int]] = ()) -> None: ...
 
     def open(self, step: int, prompts: Iterable[str]) -> None: ...
-
-    def settle(self, step: int) -> None: ...
 
     def finished(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> None: ...
 
@@ -70,14 +68,6 @@ class Forecast:
         self._catch_up()
         self._model.refresh([self._group(step, prompt) for prompt in prompts])
 
-    def settle(self, step: int) -> None:
-        """Optional: does now, for a whole step, what the next question about the step would do."""
-        self._catch_up()
-        self._learn()
-        groups = [*self._steps.get(step, {}).values()]
-        if any(group.version not in (-1, self._model.version) for group in groups):
-            self._model.refresh(groups)
-
     def finished(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> None:
         """A sample ended. More than the cap counts as the cap."""
         bin, group = self._bin(tokens), self._group(step, prompt)
@@ -104,21 +94,6 @@ class Forecast:
             return 0.0
         longer, mass = self._beyond(self._table(step, prompt, tokens), tokens)
         return min(max(1.0, mass / longer - tokens), float(self.cap - tokens))
-
-    def quantile(self, step: int, prompt: str, q: float, tokens: int = 0) -> float:
-        """The total length that a sample with `tokens` does not exceed with probability `q`."""
-        if not 0 <= q <= 1:
-            raise ValueError(f"a quantile is between 0 and 1, not {q}")
-        if tokens >= self.cap:
-            return float(self.cap)
-        longer, _ = table = self._table(step, prompt, tokens)
-        rest = (1 - q) * self._beyond(table, tokens)[0]
-        bin = max(0, self._model.bins - int(longer[::-1].searchsorted(rest)))
-        if bin == self._model.bins:
-            return float(self.cap)
-        above, below = float(longer[bin]), float(longer[bin + 1])
-        part = min(1.0, max(0.0, above - rest) / (above - below or 1.0))
-        return min(max(1.0, tokens, math.exp((bin + part) * self._model.width)), float(self.cap))
 
     def close(self, step: int) -> None:
         """The step is trained: its lengths are history now."""

@@ -57,9 +57,6 @@ class TurnForecast:
     def open(self, step: int, prompts: Iterable[str]) -> None:
         self._whole.open(step, prompts)
 
-    def settle(self, step: int) -> None:
-        self._whole.settle(step)
-
     def finished(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> None:
         """`turns`: the policy's tokens of each turn; empty: it had one, of `tokens`."""
         lengths = [length for length in turns or [tokens] if length]

@@ -74,9 +74,23 @@ def taught(*, cap: int = 32768, prompts: int = 64, seed: int = 1) -> tuple[Forec
     return forecast, trace
 
 
+def quantile(forecast: Forecast, step: int, prompt: str, q: float, tokens: int = 0) -> float:
+    """The total length that a sample with `tokens` does not exceed with probability `q`."""
+    if tokens >= forecast.cap:
+        return float(forecast.cap)
+    model, table = forecast._model, forecast._table(step, prompt, tokens)
+    rest = (1 - q) * forecast._beyond(table, tokens)[0]
+    bin = max(0, model.bins - int(table[0][::-1].searchsorted(rest)))
+    if bin == model.bins:
+        return float(forecast.cap)
+    above, below = float(table[0][bin]), float(table[0][bin + 1])
+    part = min(1.0, max(0.0, above - rest) / (above - below or 1.0))
+    return min(max(1.0, tokens, math.exp((bin + part) * model.width)), float(forecast.cap))
+
+
 def inside(forecast: Forecast, step: int, prompt: str, samples: Sequence[int], reached: int = 0) -> list[bool]:
     """Which of those that come farther than `reached` end in the interval that holds four of five."""
-    low, high = (forecast.quantile(step, prompt, q, reached) for q in (0.1, 0.9))
+    low, high = (quantile(forecast, step, prompt, q, reached) for q in (0.1, 0.9))
     return [low <= tokens <= high for tokens in samples if tokens > reached]
 
 
@@ -113,7 +127,7 @@ def test_nearer_than_the_means_of_run_and_prompt(run: tuple[Trace, int, int]) ->
     everything = float(np.mean(run[0]))
 
     def look(forecast: Forecast, step: int, prompt: str, left: list[int]) -> None:
-        mean, median = forecast.expect(step, prompt), forecast.quantile(step, prompt, 0.5)
+        mean, median = forecast.expect(step, prompt), quantile(forecast, step, prompt, 0.5)
         errors.append([off(guess, left) for guess in (mean, median, everything, float(np.mean(seen[prompt])))])
         seen[prompt] += left
 
@@ -218,7 +232,7 @@ def test_a_prompt_without_history_is_like_the_others() -> None:
 
 def test_before_anything_is_known_the_cap_says_something() -> None:
     forecast = Forecast(4096)
-    assert forecast.quantile(0, "a", 0.5) == pytest.approx(4096 / 8, rel=0.1)
+    assert quantile(forecast, 0, "a", 0.5) == pytest.approx(4096 / 8, rel=0.1)
     assert forecast.expect(0, "a") == forecast.expect(0, "b")
 
 
@@ -229,7 +243,7 @@ def test_a_prompt_whose_samples_all_hit_the_cap() -> None:
     assert forecast.expect(1, "p0") > 0.95 * 4096
     forecast.close(1)
     assert 0.9 * 4096 < forecast.expect(2, "p0") <= 4096
-    assert forecast.quantile(2, "p0", 0.5) == 4096
+    assert quantile(forecast, 2, "p0", 0.5) == 4096
 
 
 def test_many_samples_at_the_cap_are_expected_there() -> None:
@@ -247,8 +261,8 @@ def test_nothing_is_longer_than_the_cap(cap: int) -> None:
         forecast.finished(0, "a", 10 * cap)
     forecast.close(0)
     assert 1 <= forecast.expect(1, "a") <= cap
-    assert forecast.quantile(1, "a", 1.0) == cap
-    assert forecast.quantile(1, "a", 0.5, cap + 5) == cap
+    assert quantile(forecast, 1, "a", 1.0) == cap
+    assert quantile(forecast, 1, "a", 0.5, cap + 5) == cap
     assert forecast.left(1, "a", cap) == forecast.left(1, "a", 2 * cap) == 0
     assert forecast.left(1, "a", cap - 1) == 1
 
@@ -259,9 +273,8 @@ def test_what_is_no_length_is_refused(tokens: float) -> None:
     with pytest.raises(ValueError, match="cannot have"):
         forecast.finished(0, "a", tokens)  # type: ignore[arg-type]
     if tokens:
-        for ask in (forecast.left, lambda *at: forecast.quantile(*at[:2], 0.5, at[2])):
-            with pytest.raises(ValueError, match="cannot have"):
-                ask(0, "a", tokens)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="cannot have"):
+            forecast.left(0, "a", tokens)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="cannot have"):
             forecast.running(0, "a", [5, tokens])  # type: ignore[list-item]
     forecast.remember("a", [(0, tokens)])  # type: ignore[list-item]
@@ -269,9 +282,7 @@ def test_what_is_no_length_is_refused(tokens: float) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-0.1, math.nan])
-def test_what_is_no_quantile_and_no_cap_is_refused(wrong: float) -> None:
-    with pytest.raises(ValueError, match="quantile"):
-        Forecast(100).quantile(0, "a", wrong)
+def test_what_is_no_cap_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="cap"):
         Forecast(wrong)  # type: ignore[arg-type]
 
@@ -288,7 +299,9 @@ def test_the_order_in_which_samples_end_does_not_matter() -> None:
             forecast.finished(0, prompt, tokens)
         now = forecast.expect(0, "p3")
         forecast.close(0)
-        answers.append((now, forecast.expect(1, "p3"), forecast.quantile(1, "p5", 0.9), forecast.left(1, "new", 900)))
+        answers.append(
+            (now, forecast.expect(1, "p3"), quantile(forecast, 1, "p5", 0.9), forecast.left(1, "new", 900))
+        )
     assert answers[1] == pytest.approx(answers[0], rel=1e-4)
     assert answers[2] == pytest.approx(answers[0], rel=1e-4)
 
@@ -326,6 +339,6 @@ def test_answers_are_lengths(
     assert 1 <= forecast.expect(9, "a") <= 2048
     left = forecast.left(9, "a", reached)
     assert 1 <= left <= 2048 - reached if reached < 2048 else left == 0
-    found = [forecast.quantile(9, "a", q, reached) for q in sorted(shares)]
+    found = [quantile(forecast, 9, "a", q, reached) for q in sorted(shares)]
     assert found == sorted(found)
     assert all(min(reached, 2048) <= tokens <= 2048 for tokens in found)

@@ -95,16 +95,12 @@ class Dispatch:
 
     def _rank_from_history(self, open_step: OpenStep) -> None:
         self._rank(open_step)
-        if open_step.samples:
-            self.forecast.settle(open_step.step)
         open_step.forecast = {prompt: self.forecast.expect(open_step.step, prompt) for prompt in open_step.places}
         open_step.dealt_to = -1
 
     def _rank(self, open_step: OpenStep) -> None:
         """The policy's order; groups without history, none of whose samples has begun, come first."""
         step, waiting = open_step.step, open_step.unassigned["waiting"]
-        if waiting:
-            self.forecast.settle(step)
         open_step.expected = expected = {prompt: self.forecast.expect(step, prompt) for prompt in waiting}
         tokens = sum(expected[prompt] * len(group) for prompt, group in waiting.items())
         open_step.mean = tokens / max(1, open_step.counts["waiting"])
@@ -268,7 +264,6 @@ class Dispatch:
         if any(now - sample.released < RELEASE_S for sample in running if sample.released):
             return []  # loads are about to change
         running = [sample for sample in running if not self._parked(sample)]
-        self.forecast.settle(open_step.step)
         able = [worker for worker in self._workers.of_role("rollout") if not (worker.rest or worker.drained)]
         workers = {worker.name: worker for worker in able if self.may_have(worker, open_step.step, version)}
         self._rate = sum(worker.slots / self.pace(worker.name, worker.slots) for worker in able) or math.inf
