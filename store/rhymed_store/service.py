@@ -43,7 +43,6 @@ WARN_S = 60.0  # between log lines about it
 LOOK_S = 1.0  # between looks at the name of the database's file
 SYNC_S = 1.0  # durability = "async": what is written in so many seconds may be lost in a power failure, or damaged
 THREADS = 2
-SHORT_HISTORY = 16  # responses; with 4,096 tokens each they block the event loop for half a millisecond
 
 
 class StoreService(Service):
@@ -101,7 +100,6 @@ class Requests:
     ) -> None:
         self._settings, self._database = settings, database
         self._writer, self._pool, self._spawn = writer, pool, spawn
-        self._reads = Reads(database)
         self._writes = Writes(database, settings.compression)
         self._token_stats = TokenStatsWrites(database, settings.token_stats_bytes)
         self._underway_bytes = 0
@@ -113,7 +111,7 @@ class Requests:
     def _table(
         self,
     ) -> dict[type[messages.Message], Callable[[Any, Sequence[bytes]], Awaitable[messages.Message | Parcel]]]:
-        reads, writes = self._reads, self._writes
+        reads, writes = Reads(self._database), self._writes
         return {
             messages.OpenRun: self._write(writes.open_run),
             messages.PutPrompts: self._write(writes.put_prompts),
@@ -130,7 +128,7 @@ class Requests:
             messages.GetPrompts: self._read(reads.prompts),
             messages.GetSamples: self._read(reads.samples),
             messages.GetPartials: self._read(reads.partials),
-            messages.GetHistory: self._history_of,
+            messages.GetHistory: self._read(reads.history),
             messages.GetLengths: self._read(reads.lengths),
             messages.GetJournal: self._read(reads.journal),
             messages.GetStoreStats: self._read(self._stats),
@@ -271,12 +269,6 @@ class Requests:
             return Parcel(*answer) if isinstance(answer, tuple) else answer
 
         return handle
-
-    async def _history_of(self, message: messages.GetHistory, frames: Sequence[bytes]) -> Parcel:
-        """A short one on the event loop: that takes less time than two thread switches."""
-        if message.limit > SHORT_HISTORY:
-            return Parcel(*await self._in_pool(partial(self._reads.history, message)))
-        return Parcel(*self._reads.history(message))
 
     async def _in_pool(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
