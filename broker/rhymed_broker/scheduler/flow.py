@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import chain, islice
 
 from rhymed_broker.scheduler.fair import share
+from rhymed_broker.scheduler.pace import Pace
 from rhymed_broker.scheduler.policy import (
     Assignment,
     Expect,
     Move,
-    Paces,
     Policy,
     Running,
     Shift,
@@ -83,7 +83,7 @@ def most_within(pace: Callable[[int], float], seconds: float, slots: int) -> int
 
 
 class Engines:
-    def __init__(self, workers: Mapping[str, WorkerView], pace: Paces) -> None:
+    def __init__(self, workers: Mapping[str, WorkerView], pace: Pace) -> None:
         self._workers, self._pace = workers, pace
         self._full_s = {name: pace(name, worker.slots) for name, worker in workers.items()}
         self.rate = sum(worker.slots / self._full_s[name] for name, worker in workers.items())
@@ -195,7 +195,7 @@ def _short(
     loads: dict[str, int],
     limits: Mapping[str, int],
     horizon: float,
-    pace: Paces,
+    pace: Pace,
     placed: Sequence[Assignment],
 ) -> list[Assignment]:
     """To slower workers the longest samples that they finish within the horizon, the time that all work takes."""

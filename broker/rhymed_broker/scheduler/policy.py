@@ -20,10 +20,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from rhymed.core.messages import Role, SampleId
+from rhymed_broker.scheduler.pace import Pace
 from rhymed_broker.states import Sample
 
 Deal = Mapping[str, Sequence[str]]  # worker -> prompts, in the order in which it begins them
 Expect = Callable[[str], float]  # prompt -> expected response tokens of one of its samples
+NOTHING_SEEN = Pace()
+"""All engines are equal."""
 
 
 class WorkerView(Protocol):
@@ -41,35 +44,6 @@ class WorkerView(Protocol):
     @property
     def parked(self) -> Collection[SampleId]:
         """Held samples that are written ahead to the end: they wait for newer weights without a slot."""
-
-
-class Paces(Protocol):
-    """How fast each engine is; see `ledger.dispatch.Pace`."""
-
-    @property
-    def known(self) -> bool:
-        """False: nothing was observed yet."""
-
-    def __call__(self, worker: str, running: int) -> float:
-        """Seconds per token of one of so many samples."""
-
-    def slower(self, worker: str) -> float:
-        """Times slower than the fastest; 1 if about as fast."""
-
-
-class Unknown:
-    """All engines are equal."""
-
-    known = False
-
-    def __call__(self, worker: str, running: int) -> float:
-        return 1.0
-
-    def slower(self, worker: str) -> float:
-        return 1.0
-
-
-UNKNOWN: Paces = Unknown()
 
 
 class StepQueue(NamedTuple):
@@ -114,7 +88,7 @@ class Snapshot(NamedTuple):
 
     queues: Sequence[StepQueue]  # evaluations, then steps, oldest first
     workers: Sequence[WorkerView]  # with at least one free slot
-    pace: Paces = UNKNOWN
+    pace: Pace = NOTHING_SEEN
     limits: Mapping[str, int] = {}  # worker -> samples that it should run at most, as `move` last decided
     end_s: float = 0.0  # until the step in flight ends, as `move` last expected
     rate: float = math.inf  # tokens per second of all workers with full slots
@@ -140,7 +114,7 @@ class Running(NamedTuple):
     workers: Mapping[str, WorkerView]  # all rollout workers that may continue them
     left: Callable[[Sample], float]  # tokens still expected of it
     total: Callable[[Sample], float]  # tokens expected of it when its step was opened
-    pace: Paces = UNKNOWN
+    pace: Pace = NOTHING_SEEN
     waiting: int = 0  # samples of that step that wait
     verified: float = 0.1  # tokens that are generated in the time in which one is verified that a moved sample has
     queued: float = 0.0  # expected tokens of all samples that wait, and for which the workers' weights are new enough

@@ -6,17 +6,19 @@ import pytest
 
 from rhymed.core.messages import SampleId
 from rhymed_broker.scheduler.flow import Engines, most_within, pull, reserve, shift, split_off
+from rhymed_broker.scheduler.pace import Pace
 from rhymed_broker.scheduler.policy import Running, Snapshot, StepQueue
 from rhymed_broker.states import Sample
 from tests.broker.ledger.stories import FakeWorker
 
 
-class Paces:
+class Paces(Pace):
     """A token takes 10 s and 1 s for each sample, times the engine's slowness."""
 
-    known = True
+    known = True  # type: ignore[assignment]
 
     def __init__(self, **times: float) -> None:
+        super().__init__()
         self.times = times
 
     def __call__(self, worker: str, running: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rhymed_broker.ledger.dispatch import Pace
+from rhymed_broker.scheduler.pace import Pace
 
 
 def seconds(running: int, times: float = 1.0) -> float:
