@@ -62,10 +62,11 @@ from rhymed_broker.ledger.evaluation import Evaluation, Evaluations, evaluation_
 from rhymed_broker.ledger.handover import Handover
 from rhymed_broker.ledger.holdings import Holdings
 from rhymed_broker.ledger.meter import StepMeter
-from rhymed_broker.ledger.refill import Refill, SignalRule, Steps
+from rhymed_broker.ledger.refill import Refill, SignalRule
 from rhymed_broker.ledger.retries import Blame, Retries
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.workers import Worker, Workers
+from rhymed_broker.plan import Plan
 from rhymed_broker.states import Rules
 
 __all__ = ["Evaluation", "Ledger", "SignalRule", "evaluation_of"]
@@ -100,7 +101,7 @@ class Ledger:
         self.steps = 0  # of the whole run
         self.started = False
         self.finished = False
-        self._plan: Steps | None = None
+        self._plan: Plan | None = None
         self._actions: list[Action] = []
         # Events that one part takes alone.
         self.generated, self.called, self.turned = holdings.generated, holdings.called, holdings.turned
@@ -133,7 +134,7 @@ class Ledger:
 
     def start(
         self,
-        plan: Steps,
+        plan: Plan,
         position: int,
         journal: Iterable[JournalEntry],
         now: float,

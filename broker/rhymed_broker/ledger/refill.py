@@ -12,7 +12,7 @@ Invariants: steps are sealed in order, and only the first that is not sealed is 
 the step's samples alone, so a restart decides the same again; a group that was trained is never replaced, even if its
 rewards in the store are others than those that decided. Knows nothing of workers.
 
-`Refill` decides, `SignalRule` says which groups have a signal, and `Steps` says which prompts each step takes.
+`Refill` decides, `SignalRule` says which groups have a signal, and `Draws` which prompts each step takes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -31,7 +30,7 @@ from rhymed_broker.ledger.actions import Recall
 from rhymed_broker.ledger.dispatch import Dispatch
 from rhymed_broker.ledger.samples import Samples
 from rhymed_broker.ledger.step import OpenStep
-from rhymed_broker.plan import Rates, Sampler
+from rhymed_broker.plan import Plan, Rates
 from rhymed_broker.states import Sample
 
 
@@ -43,12 +42,12 @@ class Refill:
         self._samples, self._dispatch = samples, dispatch
         self._spare = 0  # prompts that the dataset has besides those of a step
         self._most = 0  # groups that a step may replace
-        self._plan: Steps
+        self._plan: Plan
         self._draws: Draws
         samples.scored_again = rule is not None and rule.metric != REWARD
 
     def start(
-        self, plan: Steps, reach: int, position: int, journal: Iterable[JournalEntry], drawn: Iterable[Drawn]
+        self, plan: Plan, reach: int, position: int, journal: Iterable[JournalEntry], drawn: Iterable[Drawn]
     ) -> list[Drawn]:
         """After `position` trained steps. Returns what the journal lacks of their draws."""
         taken: dict[int, set[str]] = {}
@@ -161,26 +160,10 @@ class Refill:
 # prompts that it took. Knows no samples and no states.
 
 
-class Steps(Protocol):
-    """The plan of a run, as the ledger uses it; see `plan.Plan`."""
-
-    steps: int
-    size: int  # prompts in the dataset
-    prompts_per_step: int
-    group_size: int
-    sampler: Sampler | None  # not None: what is drawn depends on earlier steps
-
-    def cursor(self, step: int) -> Cursor: ...
-
-    def draw(self, cursor: Cursor, count: int, without: Collection[str] = ()) -> tuple[list[str], Cursor]: ...
-
-    def epoch(self, cursor: Cursor) -> int: ...
-
-
 class Draws:
     """`reach`: steps that are open beyond the oldest one."""
 
-    def __init__(self, plan: Steps, reach: int) -> None:
+    def __init__(self, plan: Plan, reach: int) -> None:
         self.kept = False  # some step was refilled, or is journaled: what later steps draw has to be journaled
         self._plan, self._reach = plan, reach
         self._next = Cursor()  # of the next prompts that a step takes
