@@ -8,21 +8,19 @@ Every error is collected; a check whose input could not be read is left out.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rhymed.check import arithmetic, devices, machine, memory, reward, rows
-from rhymed.check.devices import heads_problem, shape_of
+from rhymed.check.arithmetic import Workload
 from rhymed.check.inputs import Inputs, answers, describe, read, teacher
 from rhymed.check.report import Report, Section
-from rhymed.check.size import FP32, Size
+from rhymed.check.size import FP32
 from rhymed.core.algorithms import ALGORITHMS, SETTINGS, Recipe, uses
 from rhymed.core.config import Config, Dataset, Rollout
 from rhymed.core.config.trainer import Critic
-from rhymed.core.errors import ConfigError
 from rhymed.core.run.layout import layout_of
 from rhymed.inputs import quantised
 from rhymed.inputs.datasets import place, placed_rows
@@ -42,22 +40,15 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
     """In seconds, without loading a model: model, data, prompts, scorers, addresses, memory and disk."""
     from rhymed_workers.reward.preview import Loading
 
-    report, layout = Report(errors=[*missing_packages(config), *nothing_to_do(config)]), layout_of(config)
+    report = Report(errors=[*missing_packages(config), *nothing_to_do(config)])
     with report.listening(), Loading(config) if config.reward.workers else nullcontext() as scorers:
         report.add(machine.describe(config, resume=resume))
         with _environment(config, report) as preview:
             inputs = read(config, report, preview.lengths if preview else None)
-        taught = check_supervision(config, report, inputs)
-        if inputs.size and inputs.training and config.placement.engine == "local":
-            rollout, trainer = config.rollout, config.trainer
-            needs = partial(_needs, inputs=inputs, longest=rollout.max_prompt_length, taught=taught)
-            need = needs(config, gpus=False)
-            if gpus := _check_gpus(config, inputs, needs):
-                report.add(gpus)
-                need = memory.on_host(need, rollout)
-            measured = machine.measure(layout.folder)
-            report.errors += memory.errors(rollout, trainer, need, measured)
-        report.errors += _check_division(config, inputs, report)
+        check_supervision(config, report, inputs)
+        if inputs.training:
+            rows, longest = len(inputs.training.rows), config.rollout.max_prompt_length
+            _check_sizes(config, report, inputs, arithmetic.workload(config.rollout, config.trainer, rows, longest))
         report.errors += machine.start_problems(config, inputs.folder)
         if scorers and report.attempt(scorers.loaded):
             _check_reward(config, report, inputs, None, scorers)
@@ -70,8 +61,8 @@ def full_check(config: Config, *, generate: bool = True) -> Report:
     with report.listening(), _environment(config, report) as preview:
         inputs = read(config, report, preview.lengths if preview else None, graded=True)
         if inputs.training:
-            _check_sizes(config, report, inputs, check_supervision(config, report, inputs))
-            report.errors += _check_division(config, inputs, report)
+            check_supervision(config, report, inputs)
+            _describe_sizes(config, report, inputs)
             renderer: Preview | Renderer | None = None
             if training := inputs.training if inputs.training.lengths else None:
                 renderer = preview or report.attempt(lambda: load_renderer(config))
@@ -117,69 +108,47 @@ def missing_packages(config: Config) -> list[str]:
     return found + quantised.missing_packages(config.model)
 
 
-def check_supervision(config: Config, report: Report, inputs: Inputs) -> Size | None:
-    """Right answers or a teacher, where the run has them. The size of a teacher that the trainer loads."""
+def check_supervision(config: Config, report: Report, inputs: Inputs) -> None:
+    """Right answers or a teacher, where the run has them."""
     training = inputs.training
     if not training or not training.lengths:
-        return None
+        return
     if config.rollout.engine == "dataset":
         report.add(report.attempt(lambda: answers(config, training.rows)))
-    if not config.trainer.teacher.used:
-        return None
-    found = report.attempt(lambda: teacher(config, training.rows, training.lengths))
-    if found is None:
-        return None
-    report.add(found[0])
-    return found[1]
+    if config.trainer.teacher.used and (
+        found := report.attempt(lambda: teacher(config, training.rows, training.lengths))
+    ):
+        report.add(found[0])
+        inputs.teacher = found[1]
 
 
-def _check_sizes(config: Config, report: Report, inputs: Inputs, taught: Size | None) -> None:
+def _describe_sizes(config: Config, report: Report, inputs: Inputs) -> None:
     assert inputs.training is not None, "called with a dataset only"
     longest = max(inputs.training.lengths, default=config.rollout.max_prompt_length)
     load = arithmetic.workload(config.rollout, config.trainer, len(inputs.training.rows), longest, inputs.grade)
     report.add(arithmetic.describe(config, load, [len(dataset.rows) for dataset in inputs.held_out]))
     if config.trainer.engine == "torch":
         report.add(describe_algorithm(config.trainer.recipe, config.trainer.critic))
-    if inputs.size and config.placement.engine == "local":
-        here, models = machine.measure(layout_of(config).folder), (inputs.adapters, inputs.critic, taught)
-        needs = partial(_needs, inputs=inputs, longest=longest, taught=taught)
-        report.add(gpus := _check_gpus(config, inputs, needs))
-        report.add(memory.describe(config, inputs.size, load, here, *models, gpus=gpus is not None))
+    _check_sizes(config, report, inputs, load, full=True)
 
 
-def _needs(config: Config, inputs: Inputs, longest: int, taught: Size | None, *, gpus: bool = True) -> memory.Needs:
-    """`config` may differ from the run's in its sizes. `longest`: tokens of a prompt."""
-    assert inputs.training is not None, "called with a dataset and a model only"
-    assert inputs.size is not None, "called with a dataset and a model only"
-    trainer, adapters = config.trainer, inputs.adapters
-    if trainer.lora and adapters is None and inputs.folder is not None:
-        adapters = shape_of(inputs.folder).adapters(trainer.lora)
-    load = arithmetic.workload(config.rollout, trainer, len(inputs.training.rows), longest, inputs.grade)
-    models = (adapters, inputs.critic, taught)
-    return memory.needs(config.model, config.rollout, trainer, inputs.size, load, *models, gpus=gpus)
-
-
-def _check_gpus(config: Config, inputs: Inputs, needs: Callable[[Config], memory.Needs]) -> Section | None:
-    """None: this machine has no GPU, or the run needs none."""
-    uses = gpus.trains_on_gpus(config) or gpus.generates_on_gpus(config)
-    found = gpus.here() if uses and inputs.folder else None
-    if found is None or inputs.folder is None or inputs.size is None:
-        return None
-    found = found.alike(config.trainer.nodes)
-    return devices.describe(config, found, shape_of(inputs.folder), needs, inputs.size.parameters)
-
-
-def _check_division(config: Config, inputs: Inputs, report: Report) -> list[str]:
-    """Sizes of an engine that do not divide the model, where no GPUs were found that the report already checks."""
-    if not gpus.generates_on_gpus(config) or inputs.folder is None:
-        return []
-    try:
-        shape = shape_of(inputs.folder)
-    except ConfigError:  # a model without the usual names
-        return []
-    problem = heads_problem(config, shape, shape.heads)
-    setting = problem.partition(" = ")[0]
-    return [problem] if problem and not any(error.startswith(f"{setting} = ") for error in report.errors) else []
+def _check_sizes(config: Config, report: Report, inputs: Inputs, load: Workload, *, full: bool = False) -> None:
+    """Memory of this machine and of its GPUs. `full`: what fits is reported, too."""
+    models = inputs.models(config)
+    if models is None:
+        return
+    found = gpus.here() if gpus.trains_on_gpus(config) or gpus.generates_on_gpus(config) else None
+    if config.placement.engine == "local":
+        need, here = memory.needs(config, models, load, gpus=bool(found)), machine.measure(layout_of(config).folder)
+        if found:
+            report.add(devices.describe(config, found.alike(config.trainer.nodes), models, need))
+        section = memory.describe(config, models, need, here, gpus=bool(found))
+        if full:
+            report.add(section)
+        else:
+            report.errors += section.errors
+    if gpus.generates_on_gpus(config) and (found is None or config.placement.engine != "local"):
+        report.errors += filter(None, [devices.division_problem(config, models.policy, models.policy.heads)])
 
 
 def _check_overlap(inputs: Inputs, report: Report) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.check import lora
 from rhymed.check.lora import Adapters
+from rhymed.check.memory import Models
 from rhymed.check.report import Report, Section
 from rhymed.check.rows import short_prompt
-from rhymed.check.size import Size, model_size, with_scores
+from rhymed.check.size import Size, size_of_model
 from rhymed.core.config import Config, Teacher
 from rhymed.core.errors import ConfigError
 from rhymed.core.secret import hide
@@ -40,8 +41,17 @@ class Inputs:
     grade: Grade | None = None  # in which the model is trained, if that was asked for
     adapters: Adapters | None = None  # of `trainer.lora`
     critic: Size | None = None  # of the critic's model
+    teacher: Size | None = None  # of a teacher that the trainer loads
     training: Measured | None = None
     held_out: list[Measured] = field(default_factory=list)
+
+    def models(self, config: Config) -> Models | None:
+        """None: the policy could not be read."""
+        if self.size is None:
+            return None
+        trained = config.trainer.lora
+        adapters = self.adapters or (self.size.adapters(trained) if trained else None)
+        return Models(self.size, adapters, self.critic, self.teacher)
 
 
 def read(config: Config, report: Report, lengths: Lengths | None = None, *, graded: bool = False) -> Inputs:
@@ -54,10 +64,10 @@ def read(config: Config, report: Report, lengths: Lengths | None = None, *, grad
         inputs.folder = report.attempt(lambda: resolve_model(config))
     if folder := inputs.folder:
         report.model = str(folder)
-        inputs.size = report.attempt(lambda: model_size(folder))
+        inputs.size = report.attempt(lambda: size_of_model(folder))
         if config.trainer.engine == "torch" and inputs.size:
             if found := report.attempt(lambda: _grade(folder, graded=graded)):
-                inputs.grade, inputs.size = found[0], with_scores(inputs.size, folder) if found[1] else inputs.size
+                inputs.grade, inputs.size = found[0], replace(inputs.size, scores=found[1])
             if inputs.grade is Grade.ALONE and _drafts_on_a_cpu(config):
                 report.warnings.append(grades.NO_DRAFTS)
         if config.model.quantization and not quantised.missing_packages(config.model):
@@ -66,7 +76,7 @@ def read(config: Config, report: Report, lengths: Lengths | None = None, *, grad
             inputs.adapters = report.attempt(lambda: lora.adapters(trained, folder))
             report.warnings += lora.hint(config.trainer.lr)
         if config.trainer.recipe.critic:
-            inputs.critic = report.attempt(lambda: model_size(find_critic(config)))
+            inputs.critic = report.attempt(lambda: size_of_model(find_critic(config)))
     measured = report.attempt(lambda: check_prompts(config, lengths)) if folder or needless else None
     if measured is None:  # each dataset may be readable still
         measured = []
@@ -203,7 +213,7 @@ def teacher(config: Config, rows: Sequence[Placed], prompt_lengths: Sequence[int
             " max_response_length, shorten what it is shown, or choose another teacher"
         )
     loads = found.folder is not None and (settings.named or settings.weights == "initial")
-    return section, model_size(found.folder) if loads and found.folder else None
+    return section, size_of_model(found.folder) if loads and found.folder else None
 
 
 def _name(config: Config, found: Found) -> str:

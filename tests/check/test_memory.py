@@ -9,18 +9,33 @@ import pytest
 from safetensors.numpy import save_file
 
 from rhymed.check import arithmetic, memory
-from rhymed.check.memory import Machine
+from rhymed.check.memory import Machine, Models
 from rhymed.check.report import GIB, Section
-from rhymed.check.size import Size, model_size
+from rhymed.check.size import Size, size_of_model
 from rhymed.core.config import Config, Trainer
 from rhymed.core.errors import ConfigError
 
-SIZE = Size("LlamaForCausalLM", 1_000_000_000, 16, 2048, 8192, 512, 128_256)
+SIZE = Size(
+    "LlamaForCausalLM",
+    hidden=2048,
+    layers=16,
+    heads=32,
+    key_value_heads=8,
+    head=64,
+    intermediate=8192,
+    experts=1,
+    vocabulary=128_256,
+    counted=1_000_000_000,
+)
 LARGE = Machine(memory=64 * GIB, memory_free=60 * GIB, shared_free=32 * GIB, disk_free=200 * GIB)
 
 
 def describe(config: Config, machine: Machine) -> Section:
-    return memory.describe(config, SIZE, arithmetic.workload(config.rollout, config.trainer, 64, 100), machine)
+    return memory.describe(config, Models(SIZE), needs(config, Models(SIZE)), machine)
+
+
+def needs(config: Config, models: Models) -> memory.Needs:
+    return memory.needs(config, models, arithmetic.workload(config.rollout, config.trainer, 64, 100))
 
 
 def check(machine: Machine, **trainer: object) -> tuple[dict[str, str], list[str], list[str]]:
@@ -35,7 +50,7 @@ def test_a_large_machine_is_large_enough() -> None:
     assert rows["model"] == "LlamaForCausalLM, 1,000.0 M parameters"
     assert "weights 3.7 GiB, gradients 3.7 GiB, optimizer 7.5 GiB" in rows["trainer"]
     assert "reference" not in rows["trainer"]
-    assert rows["checkpoints"] == "2 kept + 1 being written, 11.2 GiB each"
+    assert rows["disk"].startswith("3 checkpoints of 11.2 GiB, store at most 14 MiB; ")
 
 
 def test_sums_of_groups_count() -> None:
@@ -48,26 +63,19 @@ def test_a_reference_model_counts() -> None:
 
 def test_a_critic_counts_like_the_policy() -> None:
     config = Config.model_validate({"trainer": {"algorithm": "ppo"}})
-    load = arithmetic.workload(config.rollout, config.trainer, 64, 100)
-    alone, both = (
-        memory.needs(config.model, config.rollout, config.trainer, SIZE, load, critic=one) for one in (None, SIZE)
-    )
-    more = both.trainer - alone.trainer - (both.copied - alone.copied)
-    assert both.critic == both.weights + both.gradients + both.moments == pytest.approx(more)
+    alone, both = (needs(config, Models(SIZE, critic=one)) for one in (None, SIZE))
+    own = sum(both.models[name] for name in ("weights", "gradients", "optimizer"))
+    assert both.models["critic"] == own == pytest.approx(both.kept - alone.kept)
     assert both.copied == both.checkpoint
     assert both.checkpoint == 2 * alone.checkpoint
     assert both.working == alone.working
-    rows = dict(memory.describe(config, SIZE, load, LARGE, critic=SIZE).rows)
-    assert "reference model 3.7 GiB, critic 14.9 GiB" in rows["trainer"]
+    assert "reference model 3.7 GiB, critic 14.9 GiB" in str(both)
 
 
 def test_the_store_keeps_the_groups_that_dynamic_sampling_replaces() -> None:
     (plain, _, _), (dapo, _, _) = check(LARGE), check(LARGE, algorithm="dapo")
-    assert plain["store"] == "at most 14 MiB (store.map_gib = 8)"
-    assert dapo["store"] == "at most 40 MiB (store.map_gib = 8)", "8 times the samples, as many log-probs"
-    assert (
-        plain["token statistics"] == dapo["token statistics"] == "at most 7.5 MiB of it (store.token_stats_gib = 0.5)"
-    )
+    assert "store at most 14 MiB" in plain["disk"]
+    assert "store at most 40 MiB" in dapo["disk"], "8 times the samples, as many log-probs and token statistics"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,7 @@ def test_what_cannot_work_must_be_changed(change: dict[str, int], key: str) -> N
     [
         ({"memory_free": 8 * GIB}, "trainer.micro_tokens"),
         ({"shared_free": GIB}, "through the run's folder"),
-        ({"disk_free": 36_000_000_001}, "checkpoints and store may take"),
+        ({"disk_free": 36_000_000_001}, "3 checkpoints of 11.2 GiB and the store take"),
     ],
 )
 def test_what_may_be_too_little_is_a_warning(change: dict[str, int], words: str) -> None:
@@ -95,28 +103,27 @@ def test_what_may_be_too_little_is_a_warning(change: dict[str, int], words: str)
 
 
 def test_attention_that_makes_all_scores_is_counted() -> None:
-    config, size = Config(), replace(SIZE, scored=16)
-    parts, sparing = (
-        memory.pass_parts(config.model, Trainer(gradient_checkpointing=one), size, 4096, 2048)
-        for one in (False, True)
+    config = Config()
+    load = replace(arithmetic.workload(config.rollout, config.trainer, 64, 100), pass_tokens=4096, width=2048)
+    kept, sparing = (
+        memory.pass_bytes(config.model, trainer, replace(SIZE, scores=True), load)
+        - memory.pass_bytes(config.model, trainer, SIZE, load)
+        for trainer in (Trainer(gradient_checkpointing=one) for one in (False, True))
     )
-    square = 4096 * 2048 * 16 * 4
-    assert parts["attention's scores"] == (3 * SIZE.layers + 2) * square
-    assert sparing["attention's scores"] == 5 * square
-    assert "attention's scores" not in memory.pass_parts(config.model, config.trainer, SIZE, 4096, 2048)
+    square = 4096 * 2048 * SIZE.heads * 4
+    assert kept == (3 * SIZE.layers + 2) * square
+    assert sparing == 5 * square
 
 
 def test_the_best_checkpoint_takes_disk_too() -> None:
     """With 11.2 GiB each, five need 56 GiB and three 33.6."""
-    rows, errors, _ = check(replace(LARGE, disk_free=50 * GIB), keep_best=True)
-    best = "2 kept + 1 being written + the best one and one that is evaluated (trainer.keep_best)"
-    assert rows["checkpoints"] == f"{best}, 11.2 GiB each"
+    _, errors, _ = check(replace(LARGE, disk_free=50 * GIB), keep_best=True)
     (error,) = errors
-    assert f"checkpoints ({best}) take 55.9 GiB" in error
+    assert "disk: 5 checkpoints of 11.2 GiB and the store take 55.9 GiB" in error
     assert "set trainer.keep_best = false" in error
     assert check(replace(LARGE, disk_free=50 * GIB))[1:] == ([], [])
     (warning,) = check(replace(LARGE, disk_free=60_000_000_001), keep_best=True)[2]
-    assert "(trainer.keep_checkpoints, trainer.keep_best, run.folder)" in warning
+    assert "set trainer.keep_best = false" in warning
 
 
 def test_a_cache_that_holds_no_sample_must_be_changed() -> None:
@@ -124,7 +131,7 @@ def test_a_cache_that_holds_no_sample_must_be_changed() -> None:
     section = describe(config, LARGE)
     assert len(section.errors) == 1
     assert "max_response_length = 1012 tokens needs 32 MiB" in section.errors[0]
-    assert dict(section.rows)["engines"].endswith("libraries; 0 samples fit at full length")
+    assert dict(section.rows)["engines"].endswith("libraries; 0 samples at full length")
 
 
 def test_logits_are_bounded_as_the_trainer_bounds_them() -> None:
@@ -136,11 +143,8 @@ def test_logits_are_bounded_as_the_trainer_bounds_them() -> None:
 def test_a_gpu_makes_larger_slices_of_logits() -> None:
     config, size = Config.model_validate({"trainer": {"micro_tokens": 8192}}), replace(SIZE, vocabulary=151_936)
     load = replace(arithmetic.workload(config.rollout, config.trainer, 64, 100), pass_tokens=8192)
-    slices = [
-        memory.needs(config.model, config.rollout, config.trainer, size, load, gpus=gpus).passing["a slice of logits"]
-        for gpus in (False, True)
-    ]
-    assert slices == [256 * 2**20, (1024 + 4 * 128) * 2**20]
+    cpu, gpu = (memory.pass_bytes(config.model, config.trainer, size, load, gpu=gpu) for gpu in (False, True))
+    assert gpu - cpu == (1024 + 4 * 128 - 256) * 2**20
 
 
 def test_published_versions_are_those_of_the_trainer() -> None:
@@ -152,16 +156,17 @@ def test_the_size_is_read_from_headers(tiny_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    size = model_size(tiny_model)
+    size = size_of_model(tiny_model)
     assert size.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert (size.architecture, size.layers, size.hidden, size.key_value) == ("LlamaForCausalLM", 2, 64, 64)
+    assert (size.architecture, size.layers, size.hidden) == ("LlamaForCausalLM", 2, 64)
+    assert size.key_value_heads * size.head == 64
 
 
 def test_a_tied_head_counts_once(tmp_path: Path) -> None:
     tensors = {"a": np.zeros((2, 3), np.float32), "lm_head.weight": np.zeros((5, 3), np.float32)}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": True, "hidden_size": 3}))
-    assert model_size(tmp_path).parameters == 6
+    assert size_of_model(tmp_path).parameters == 6
 
 
 def test_weights_in_another_layout_do_not_count(tmp_path: Path) -> None:
@@ -171,7 +176,7 @@ def test_weights_in_another_layout_do_not_count(tmp_path: Path) -> None:
     index = {"weight_map": {"model-00001-of-00001.weight": "model-00001-of-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 3}))
-    assert model_size(tmp_path).parameters == 6
+    assert size_of_model(tmp_path).parameters == 6
 
 
 NO_SHAPE = json.dumps({"a": {"dtype": "F32"}}).encode()
@@ -185,11 +190,11 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match=r"model\.safetensors is no readable safetensors file"):
-        model_size(tmp_path)
+        size_of_model(tmp_path)
 
 
 def test_a_damaged_index_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors.index.json").write_text("{")
     with pytest.raises(ConfigError, match=r"model\.safetensors\.index\.json cannot be read"):
-        model_size(tmp_path)
+        size_of_model(tmp_path)

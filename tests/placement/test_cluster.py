@@ -99,14 +99,12 @@ def test_a_ray_that_is_not_there_is_a_sentence(tmp_path, monkeypatch, capsys, en
     assert "needs the package ray: pip install 'rhymed[ray]'" in capsys.readouterr().err
 
 
-def test_a_check_lists_what_the_machines_have_and_what_is_asked_of_them(monkeypatch) -> None:
+def test_a_check_lists_what_the_machines_have_and_what_they_lack(monkeypatch) -> None:
     nodes = [Node("127.0.0.1", 0), Node("127.0.0.2", 2, 0, 4.0)]
     monkeypatch.setattr(cluster, "reach", lambda config: Ready("127.0.0.1:6379", "127.0.0.1", nodes))
     section = check.describe_cluster(Config(**TRACE, placement=RAY, reward={"processes": 1}))
     rows = dict(section.rows)
     assert rows["  127.0.0.2"] == "2 CPUs, 4 GiB"
-    assert rows["rollout"] == "3, 1 CPU each"
-    assert rows["store"] == "1, on the machine of `rhymed run`"
     assert any("need 5 CPUs, and Ray's 2 nodes have 2" in error for error in section.errors)
 
 

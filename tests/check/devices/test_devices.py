@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from rhymed.check import dryrun
-from rhymed.check.devices import assumed_check, shape_of
+from rhymed.check.devices import assumed_check
 from rhymed.check.report import Report
+from rhymed.check.size import size_of_model
 from rhymed.core.config import Config
 from rhymed.core.config.load import load_config
 from rhymed.core.errors import ConfigError
@@ -38,7 +39,7 @@ def rows(report: Report) -> dict[str, str]:
     ("model", "billions"), [("qwen2.5-1.5b", 1.54), ("qwen2.5-7b", 7.62), ("llama-3.3-70b", 70.55)]
 )
 def test_parameters_follow_from_the_shape(model: str, billions: float) -> None:
-    assert shape_of(MODELS / model).parameters / 1e9 == pytest.approx(billions, abs=0.005)
+    assert size_of_model(MODELS / model, weights=False).parameters / 1e9 == pytest.approx(billions, abs=0.005)
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
@@ -86,7 +87,7 @@ def test_a_rank_has_its_part_of_the_state() -> None:
                     "max_concurrency": 16,
                 }
             },
-            "holds no sample at full length",
+            "and a sample at full length",
         ),
         ("4x H100 80GB + 4x A100 40GB", {}, "GPUs of several kinds"),
         ("8x H100 80GB", {"trainer": {"gpus": 16}}, "more ranks than devices; lower them"),
@@ -104,7 +105,7 @@ def test_a_rank_has_its_part_of_the_state() -> None:
         (
             "8x H100 80GB",
             {"rollout": {"max_response_length": 1_000_000, "gpu_memory": 0.4}},
-            ": lower rollout.max_response_length, raise rollout.gpu_memory, or lower rollout.batch_tokens or",
+            ": lower rollout.max_response_length, or raise rollout.gpu_memory, or lower rollout.batch_tokens or",
         ),
         ("1x GTX 1GB", {"trainer": {"gpus": 1}}, "set rollout.quantization = 'fp8', or choose a smaller model"),
         ("8x H100 80GB", {"rollout": {"pipeline_parallel": 40}}, "but a machine has 8: lower one of them"),
@@ -122,9 +123,7 @@ def test_what_does_not_fit_is_an_error_with_a_cure(gpus: str, sections: dict[str
 
 def test_a_folder_without_a_model_is_named() -> None:
     (error,) = check("8x H100 80GB", str(ROOT / "tests")).errors
-    assert error.endswith(
-        "has no config.json, so it is no model's folder: name one that has it, or a hub id (owner/name)"
-    )
+    assert error.endswith("is neither a hub id (owner/name) nor a folder with a config.json")
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,10 +175,10 @@ def test_a_quantised_engine_has_more_room() -> None:
 
 def test_a_model_without_the_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
-        shape_of(tmp_path)
+        size_of_model(tmp_path, weights=False)
     (tmp_path / "config.json").write_text('{"hidden_size": 4}')
-    with pytest.raises(ConfigError, match="has no 'num_attention_heads'"):
-        shape_of(tmp_path)
+    with pytest.raises(ConfigError, match="layers = 0: this is no model's size"):
+        size_of_model(tmp_path, weights=False)
 
 
 @pytest.mark.parametrize("name", ["num_attention_heads", "num_hidden_layers", "vocab_size", "hidden_size"])
@@ -188,7 +187,7 @@ def test_dimensions_that_no_model_has_are_named(tmp_path: Path, name: str, value
     tree = json.loads((MODELS / "qwen2.5-7b" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**tree, name: value}))
     with pytest.raises(ConfigError, match=f"= {value}: this is no model's size"):
-        shape_of(tmp_path)
+        size_of_model(tmp_path, weights=False)
 
 
 def test_a_machine_with_gpus_is_checked_by_them(tiny_model: Path, tmp_path: Path, monkeypatch) -> None:

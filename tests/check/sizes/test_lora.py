@@ -12,6 +12,7 @@ import pytest
 from rhymed.check import arithmetic, lora, memory
 from rhymed.check.inputs import read
 from rhymed.check.lora import Adapters
+from rhymed.check.memory import Models
 from rhymed.check.report import Report
 from rhymed.core.config import Config, Lora
 from rhymed.core.errors import ConfigError
@@ -28,8 +29,8 @@ def config(**trainer: Any) -> Config:
 
 
 def rows(made: Config, adapters: Adapters | None) -> dict[str, str]:
-    load = arithmetic.workload(made.rollout, made.trainer, 64, 100)
-    return dict(memory.describe(made, SIZE, load, LARGE, adapters).rows)
+    load, models = arithmetic.workload(made.rollout, made.trainer, 64, 100), Models(SIZE, adapters)
+    return dict(memory.describe(made, models, memory.needs(made, models, load), LARGE).rows)
 
 
 def test_memory_of_adapters() -> None:
@@ -39,8 +40,8 @@ def test_memory_of_adapters() -> None:
         "10.00 M parameters are trained: rank 16 on 112 linear layers (q_proj, v_proj), scale 2 (alpha / rank)"
     )
     assert "weights 3.8 GiB, gradients 38 MiB, optimizer 76 MiB" in reported["trainer"]
-    assert reported["checkpoints"] == "2 kept + 1 being written, 114 MiB each"
-    assert reported["published"].startswith("114 MiB in /dev/shm")
+    assert reported["disk"].startswith("3 checkpoints of 114 MiB, ")
+    assert reported["/dev/shm"].startswith("114 MiB for weights")
     assert reported["engines"] == full["engines"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rhymed.check.inputs import read
 from rhymed.check.report import Report
-from rhymed.check.size import model_size
+from rhymed.check.size import size_of_model
 from rhymed.core.config import Config
 from rhymed.core.config.load import load_config
 from rhymed.core.errors import ConfigError
@@ -59,7 +59,7 @@ def test_a_model_that_cannot_be_the_critic_is_named_with_the_reason(tiny_model: 
 
 def test_the_check_reads_the_critics_model(tiny_model: Path) -> None:
     report = Report()
-    assert read(config(tiny_model), report).critic == model_size(tiny_model)
+    assert read(config(tiny_model), report).critic == size_of_model(tiny_model)
     assert read(config(tiny_model, model="/no/such"), report).critic is None
     assert "trainer.critic.model = '/no/such'" in "\n".join(report.errors)
     plain = Config.model_validate({"model": {"path": str(tiny_model)}})

@@ -13,7 +13,7 @@ import torch
 from rhymed.check import memory
 from rhymed.check.dryrun import missing_packages
 from rhymed.check.lora import adapters
-from rhymed.check.size import model_size
+from rhymed.check.size import size_of_model
 from rhymed.core.config import Config, Lora
 from rhymed.core.errors import ConfigError, TrainerError
 from rhymed.core.run import checkpoint
@@ -184,7 +184,7 @@ def test_weights_that_are_quantised_already_are_refused(tiny_model: Path, tmp_pa
 
 
 def test_check_counts_4_bits(tiny_model: Path) -> None:
-    size, found = model_size(tiny_model), adapters(LORA, tiny_model)
+    size, found = size_of_model(tiny_model), adapters(LORA, tiny_model)
     four, plain = (
         memory.lora_weights(config(tiny_model).model.model_copy(update={"quantization": kind}), size, found)
         for kind in ("nf4", "")
