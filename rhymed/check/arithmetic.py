@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rhymed.check.report import Section
-from rhymed.core.config import Config, Eval, Rollout, Schedule, Trainer
+from rhymed.core.config import Config, Eval, Rollout, Trainer
 from rhymed.core.text import counted
 from rhymed_workers.trainer.policy.grades import Grade
 
@@ -23,11 +23,8 @@ class Workload:
     generated: int  # per step, with those of all groups that dynamic sampling may replace
     steps: int
     passes: int  # forward and backward, per step, if all responses have the maximum length
-    rows: int  # in the largest pass
-    width: int  # tokens of its longest row
-    responses: int  # in a row
     pass_tokens: int  # of the largest pass
-    prompt_length: int  # tokens of the longest prompt
+    width: int  # tokens of its longest row
     grade: Grade | None  # of the model; None: not known, and taken to be packed
 
 
@@ -45,11 +42,8 @@ def workload(
         generated=(per_step + replaced * trainer.filters_groups) * rollout.group_size,
         steps=min(steps, trainer.steps) if trainer.steps else steps,
         passes=len(passes),
-        rows=len(largest),
-        width=max(largest),
-        responses=max(1, (max(largest) - prompt_length) // rollout.max_response_length),
         pass_tokens=sum(largest),
-        prompt_length=prompt_length,
+        width=max(largest),
         grade=grade,
     )
 
@@ -88,89 +82,31 @@ def describe(config: Config, load: Workload, held_out: Sequence[int]) -> Section
     """`held_out`: number of prompts of each evaluation dataset."""
     rollout, trainer = config.rollout, config.trainer
     section = Section("batch")
-    prompts, epoch = rollout.prompts_per_step, load.prompts / rollout.prompts_per_step
-    rest = "" if epoch == int(epoch) else "; prompts left over start the next epoch"
-    section.add("prompts", f"{load.prompts:,}, {prompts} per step: {counted(epoch, 'step')} per epoch{rest}")
-    section.add("samples", f"{prompts} prompts x {rollout.group_size} (group_size) = {load.samples} per step")
-    if trainer.filters_groups:
-        section.add("signal", _replaced(rollout, trainer, load))
     cut = f", cut at trainer.steps = {trainer.steps}" if trainer.steps == load.steps else ""
-    section.add("steps", f"{counted(trainer.epochs, 'epoch')} = {counted(load.steps, 'step')}{cut}")
-    section.add("total", _total(rollout, load))
-    section.add("rollout", _rounds(rollout, load))
-    updates, each = counted(trainer.minibatches, "optimizer step"), load.samples // trainer.minibatches
-    section.add("updates", f"{updates} per step (trainer.minibatches), on {each} samples each")
-    section.add("learning rate", _learning_rate(trainer, load))
-    section.add("passes", _passes(trainer, load))
+    section.add(
+        "steps",
+        f"{load.prompts:,} prompts, {rollout.prompts_per_step} per step, {counted(trainer.epochs, 'epoch')}:"
+        f" {counted(load.steps, 'step')}{cut}",
+    )
+    samples, generated = load.steps * load.samples, load.steps * load.generated
+    replaced = f", with those of replaced groups at most {generated:,}" if generated > samples else ""
+    section.add(
+        "samples",
+        f"{rollout.prompts_per_step} prompts x {rollout.group_size} (group_size) = {load.samples} per step,"
+        f" {samples:,} in all{replaced}, at most {generated * rollout.max_response_length:,} response tokens",
+    )
+    section.add(
+        "training",
+        f"{counted(trainer.minibatches, 'optimizer step')} per step, on {load.samples // trainer.minibatches} samples"
+        f" each; at most {counted(load.passes, 'pass', 'passes')}, the largest of {load.pass_tokens:,} tokens"
+        f" (trainer.micro_tokens = {trainer.micro_tokens:,})",
+    )
     if load.grade is not None:
         section.add("sequences", load.grade.value)
-    section.add("staleness", _staleness(config.schedule, load, overlap=trainer.overlap))
-    saved = math.ceil(load.steps / trainer.checkpoint_every)
-    section.add("saved", f"{counted(saved, 'checkpoint')}, every {trainer.checkpoint_every} steps and at the end")
     if config.eval.every:
         section.add("evaluation", _evaluation(config.eval, load, held_out))
     section.warnings += _warnings(rollout, trainer, config.eval, load)
     return section
-
-
-def _replaced(rollout: Rollout, trainer: Trainer, load: Workload) -> str:
-    """Of dynamic sampling."""
-    settings = trainer.dynamic_sampling
-    most = (load.generated - load.samples) // rollout.group_size
-    rest = "kept" if settings.on_exhausted == "keep" else "dropped"
-    if not most:
-        return f"groups with the same {settings.metric} for all samples are {rest}: none is replaced"
-    return (
-        f"groups with the same {settings.metric} for all samples are replaced by the next prompts, at most"
-        f" {counted(most, 'group')} per step; what is left then is {rest}"
-    )
-
-
-def _total(rollout: Rollout, load: Workload) -> str:
-    samples, generated = load.steps * load.samples, load.steps * load.generated
-    replaced = f", with those of replaced groups at most {generated:,}" if generated > samples else ""
-    return f"{samples:,} samples{replaced}, at most {generated * rollout.max_response_length:,} response tokens"
-
-
-def _rounds(rollout: Rollout, load: Workload) -> str:
-    if not rollout.workers:
-        return "no worker is started here (rollout.workers = 0): start some with `rhymed worker --role rollout`"
-    slots = rollout.workers * rollout.max_concurrency
-    return (
-        f"{counted(rollout.workers, 'worker')} x {rollout.max_concurrency} at once (max_concurrency) = {slots} slots:"
-        f" {counted(math.ceil(load.samples / slots), 'round')} per step"
-    )
-
-
-def _passes(trainer: Trainer, load: Workload) -> str:
-    return (
-        f"at most {load.passes} forward and backward passes per step; the largest has {counted(load.rows, 'row')} of"
-        f" {load.width} tokens (a prompt of {load.prompt_length} and {counted(load.responses, 'response')} at full"
-        f" length), {load.pass_tokens:,} of trainer.micro_tokens = {trainer.micro_tokens:,}"
-    )
-
-
-def _learning_rate(trainer: Trainer, load: Workload) -> str:
-    warmup = f"after {counted(trainer.warmup_steps, 'step')} of linear warm-up" if trainer.warmup_steps else ""
-    if trainer.schedule == "constant":
-        return " ".join(filter(None, (f"{trainer.lr:g}", warmup)))
-    falls = f"falls ({trainer.schedule}) to {trainer.min_lr_ratio * trainer.lr:g} after step {load.steps}"
-    return ", ".join(filter(None, (" ".join(filter(None, (f"{trainer.lr:g}", warmup))), falls)))
-
-
-def _staleness(schedule: Schedule, load: Workload, *, overlap: bool) -> str:
-    lag = schedule.max_staleness
-    if lag == 0:
-        early = ", which begins with complete groups (trainer.overlap)" if overlap else ""
-        return (
-            f"0: all {load.samples} samples of a step are sampled with the newest weights; engines wait for the"
-            f" trainer{early}"
-        )
-    following = "step" if lag == 1 else f"{lag} steps"
-    return (
-        f"{lag}: while a step trains, the {load.samples * lag} samples of the next {following} are sampled with"
-        f" weights up to {counted(lag, 'update')} old; engines do not wait"
-    )
 
 
 def _evaluation(eval: Eval, load: Workload, held_out: Sequence[int]) -> str:

@@ -77,13 +77,12 @@ def test_the_numbers_are_reported_in_words() -> None:
         eval={"every": 4, "samples": 2, "datasets": [{"name": "a"}]},
     )
     rows, warnings = texts(made, 20, [10])
-    assert rows["prompts"] == "20, 8 per step: 2.5 steps per epoch; prompts left over start the next epoch"
-    assert rows["samples"] == "8 prompts x 4 (group_size) = 32 per step"
-    assert rows["steps"] == "3 epochs = 7 steps"
-    assert rows["total"] == "224 samples, at most 22,400 response tokens"
-    assert rows["rollout"] == "1 worker x 16 at once (max_concurrency) = 16 slots: 2 rounds per step"
-    assert rows["updates"] == "2 optimizer steps per step (trainer.minibatches), on 16 samples each"
-    assert "the 32 samples of the next step are sampled with weights up to 1 update old" in rows["staleness"]
+    assert rows["steps"] == "20 prompts, 8 per step, 3 epochs: 7 steps"
+    assert rows["samples"] == ("8 prompts x 4 (group_size) = 32 per step, 224 in all, at most 22,400 response tokens")
+    assert rows["training"] == (
+        "2 optimizer steps per step, on 16 samples each; at most 2 passes, the largest of 1,680 tokens"
+        " (trainer.micro_tokens = 4,096)"
+    )
     assert rows["evaluation"] == "10 prompts x 2 = 20 responses, 3 times: 60, 27% of the training samples"
     assert warnings == ["trainer.warmup_steps = 20, but the run has 7 steps: trainer.lr is never reached"]
 
@@ -95,20 +94,16 @@ def test_groups_that_are_computed_one_by_one_share_no_pass() -> None:
         assert arithmetic.workload(made.rollout, made.trainer, 64, 56).passes == passes
 
 
-def test_what_is_replaced_is_reported() -> None:
+def test_what_is_replaced_is_counted() -> None:
     more = {"rollout": {"prompts_per_step": 8, "group_size": 4}}
-    rows, _ = texts(config(trainer={"dynamic_sampling": {"enabled": True, "max_refills": 1.5}}, **more), 20, [])
-    assert rows["signal"] == (
-        "groups with the same reward for all samples are replaced by the next prompts, at most 12 groups per step;"
-        " what is left then is kept"
-    )
-    assert rows["total"] == "384 samples, with those of replaced groups at most 960, at most 491,520 response tokens"
-    few, _ = texts(config(trainer={"dynamic_sampling": {"enabled": True, "max_refills": 1.5}}, **more), 11, [])
-    assert "at most 3 groups per step" in few["signal"], "the dataset has no others"
-    assert "signal" not in texts(config(**more), 20, [])[0]
-    assert "signal" in texts(config(trainer={"algorithm": "dapo"}, **more), 20, [])[0]
+    sampling = config(trainer={"dynamic_sampling": {"enabled": True, "max_refills": 1.5}}, **more)
+    assert "384 in all, with those of replaced groups at most 960, at" in texts(sampling, 20, [])[0]["samples"]
+    few = texts(sampling, 11, [])[0]["samples"]
+    assert "192 in all, with those of replaced groups at most 264" in few, "the dataset has no others"
+    for trainer, replaces in (({}, False), ({"algorithm": "dapo"}, True)):
+        assert ("replaced" in texts(config(trainer=trainer, **more), 20, [])[0]["samples"]) == replaces
     off = {"algorithm": "dapo", "dynamic_sampling": {"enabled": False}}
-    assert "signal" not in texts(config(trainer=off, **more), 20, [])[0]
+    assert "replaced" not in texts(config(trainer=off, **more), 20, [])[0]["samples"]
 
 
 def test_what_does_not_fit_together_is_a_warning() -> None:
