@@ -7,10 +7,8 @@ Every error is collected; a check whose input could not be read is left out.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rhymed.check import arithmetic, devices, machine, memory, reward, rows
@@ -19,13 +17,12 @@ from rhymed.check.inputs import Inputs, answers, describe, read, teacher
 from rhymed.check.report import Report, Section
 from rhymed.check.size import FP32
 from rhymed.core.algorithms import ALGORITHMS, SETTINGS, Recipe, uses
-from rhymed.core.config import Config, Dataset, Rollout
+from rhymed.core.config import Config, Rollout
 from rhymed.core.config.trainer import Critic
 from rhymed.core.run.layout import layout_of
 from rhymed.inputs import quantised
-from rhymed.inputs.datasets import place, placed_rows
+from rhymed.inputs.datasets import placed_rows
 from rhymed.inputs.lengths import used_datasets
-from rhymed.inputs.models import KNOWN, cache
 from rhymed.inputs.render import Render, Renderer, load_renderer
 from rhymed.placement import gpus
 from rhymed_broker import telemetry
@@ -238,70 +235,22 @@ def _written(value: object) -> str:
 
 
 # `rhymed launch`: what this machine can check of a run whose processes start on others.
-#
-# Reads the rows, the model and the reward functions that are here, and names what is not. Downloads nothing, binds no
-# address, and looks at no memory, disk or GPU of this machine.
 
-ALWAYS = "memory, disk, GPUs and addresses of the other machines"
+UNCHECKED = "models, data of the hub, and memory, disk, GPUs and addresses of the other machines"
 
 
-def elsewhere_check(config: Config, *, same_files: bool) -> Report:
-    """`same_files`: the other machines have this one's files and packages, e.g. on shared storage. Blocking."""
-    models, unread = _unread_models(config), set(_unread_rows(config, same_files=same_files))
-    report = Report(errors=missing_packages(config) if same_files else [])
-    with report.listening():
-        if not models and not unread:
-            check_supervision(config, report, read(config, report))
-        else:
-            _read_rows(config, report, unread, with_model=not models)
-        if same_files and config.reward.workers:
-            _load_scorers(config, report)
-    others = [] if same_files else ["packages and reward functions"]
-    report.warnings.append(f"not checked: {', '.join([*models, *sorted(unread), *others, ALWAYS])}")
-    return report
-
-
-def _unread_models(config: Config) -> list[str]:
-    """Settings of models that are not on this machine."""
-    if config.rollout.engine == config.trainer.engine == "trace":
-        return []
-    trainer = config.trainer
-    names = {
-        "model.path": config.model.path,
-        "trainer.teacher.model": trainer.teacher.model if trainer.teacher.used else "",
-        "trainer.critic.model": trainer.critic.model if trainer.recipe.critic else "",
-    }
-    return [f"{key} = {name!r}" for key, name in names.items() if name and not _is_here(name)]
-
-
-def _is_here(model: str) -> bool:
-    kept = (cache() / model / "config.json").is_file() if model in KNOWN else False
-    return kept or Path(model).expanduser().exists()
-
-
-def _unread_rows(config: Config, *, same_files: bool) -> list[str]:
-    """Names of datasets that are not on this machine."""
-    parts = [part for _, data in used_datasets(config) for part in data.parts]
-    return [place(part) for part in parts if _is_elsewhere(part, same_files=same_files)]
-
-
-def _is_elsewhere(data: Dataset, *, same_files: bool) -> bool:
-    """A shared file that is missing here is missing there, too: that is an error."""
-    if data.source == "reasoning_gym":
-        return not same_files and importlib.util.find_spec("reasoning_gym") is None
-    return (data.source == "hub" or not same_files) and not Path(data.path).expanduser().exists()
-
-
-def _read_rows(config: Config, report: Report, unread: set[str], *, with_model: bool) -> None:
-    """Of the datasets that are here. `overlong = "drop"` counts tokens, so it needs the model."""
-    for _, data in used_datasets(config):
-        drops = any(part.overlong == "drop" for part in data.parts)
-        if (with_model or not drops) and not unread.intersection(map(place, data.parts)):
-            report.attempt(lambda data=data: placed_rows(config, data))  # type: ignore[misc]
-
-
-def _load_scorers(config: Config, report: Report) -> None:
+def elsewhere_check(config: Config) -> Report:
+    """Packages, rows and reward functions, which the other machines have, too, e.g. on shared storage. Blocking;
+    downloads nothing."""
     from rhymed_workers.reward.preview import Loading
 
-    with Loading(config) as scorers:
-        report.attempt(scorers.loaded)
+    report = Report(errors=missing_packages(config))
+    with report.listening():
+        for _, data in used_datasets(config):
+            if all(part.source != "hub" and part.overlong != "drop" for part in data.parts):  # which needs the model
+                report.attempt(lambda data=data: placed_rows(config, data))  # type: ignore[misc]
+        if config.reward.workers:
+            with Loading(config) as scorers:
+                report.attempt(scorers.loaded)
+    report.warnings.append(f"not checked: {UNCHECKED}; `rhymed check` checks what is here of them")
+    return report

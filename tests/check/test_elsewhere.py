@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rhymed.check.dryrun import ALWAYS, elsewhere_check
+from rhymed.check.dryrun import UNCHECKED, elsewhere_check
 from rhymed.core.config import Config
 from rhymed.start.cli import main
 
@@ -27,39 +27,24 @@ def given(tmp_path: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_what_is_here_is_checked_and_the_rest_is_named(given: dict[str, dict[str, Any]]) -> None:
-    report = elsewhere_check(Config(**given), same_files=True)
-    assert (report.errors, report.warnings) == ([], [f"not checked: {ALWAYS}"])
-    given |= {"rollout": {"prompts_per_step": 1}, "trainer": {}, "model": {"path": "nobody/has-this-model"}}
-    report = elsewhere_check(Config(**given), same_files=True)
-    assert report.errors == []
-    assert "not checked: model.path = 'nobody/has-this-model', " in report.warnings[-1]
-
-
 def test_mistakes_in_files_that_the_other_machines_have_too_are_errors(
     given: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
+    report = elsewhere_check(Config(**given))
+    assert report.errors == []
+    assert [UNCHECKED in warning for warning in report.warnings] == [True]
     (tmp_path / "mine.py").write_text("import nothing_of_this_name\n")
-    (error,) = elsewhere_check(Config(**given), same_files=True).errors
+    (error,) = elsewhere_check(Config(**given)).errors
     assert "nothing_of_this_name" in error
     (tmp_path / "rows.jsonl").write_text(ROWS + '{"answer": "2"}\n')
-    assert "rows.jsonl, line 2" in elsewhere_check(Config(**given), same_files=True).errors[0]
+    assert "rows.jsonl, line 2" in elsewhere_check(Config(**given)).errors[0]
     (tmp_path / "rows.jsonl").unlink()
-    assert "rows.jsonl: No such file" in elsewhere_check(Config(**given), same_files=True).errors[0]
+    assert "rows.jsonl: No such file" in elsewhere_check(Config(**given)).errors[0]
 
 
-def test_of_machines_with_other_files_only_what_is_here_is_checked(
-    given: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
-    (tmp_path / "mine.py").unlink()
-    report = elsewhere_check(Config(**given), same_files=False)
-    assert (report.errors, report.warnings) == ([], [f"not checked: packages and reward functions, {ALWAYS}"])
-    (tmp_path / "rows.jsonl").write_text("no JSON\n")
-    assert "rows.jsonl, line 1" in elsewhere_check(Config(**given), same_files=False).errors[0]
-    (tmp_path / "rows.jsonl").unlink()
-    report = elsewhere_check(Config(**given), same_files=False)
-    assert report.errors == []
-    assert f"not checked: {tmp_path / 'rows.jsonl'}, packages" in report.warnings[0]
+def test_what_is_not_here_is_no_error(given: dict[str, dict[str, Any]]) -> None:
+    elsewhere = {"rollout": {"prompts_per_step": 1}, "trainer": {}, "model": {"path": "nobody/has-this-model"}}
+    assert elsewhere_check(Config(**{**given, **elsewhere, "data": {"path": "nobody/has-these-rows"}})).errors == []
 
 
 def test_launch_refuses_what_a_run_would_refuse_and_writes_nothing(

@@ -46,12 +46,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _check(config: Config, *, same_files: bool) -> None:
+def _check(config: Config) -> None:
     """Raises `ConfigError` with everything that would make the run fail, as far as this machine shows."""
     from rhymed.check.dryrun import elsewhere_check
 
-    show("check    data, model, rewards", flush=True)
-    report = elsewhere_check(config, same_files=same_files)
+    show("check    data, rewards", flush=True)
+    report = elsewhere_check(config)
     for warning in report.warnings:
         show(f"warning  {warning}", flush=True)
     if report.errors:
@@ -65,7 +65,8 @@ def _slurm(arguments: argparse.Namespace) -> int:
 
     options = _slurm_options(arguments, config.run.name)
     files, planned = scripts(config, options), jobs(config, gpus=options.gpus)
-    _check(config, same_files=not arguments.program)
+    if not arguments.program:  # else the nodes have other files and packages
+        _check(config)
     for name, text in files.items():
         show(f"\n{'# ' + name:-<100}\n{text}", end="")
     show("")
