@@ -38,15 +38,15 @@ def error(tmp_path: Path, text: str) -> str:
     return str(caught.value)
 
 
-def test_a_setting_without_effect_is_an_error_at_its_line(tmp_path: Path) -> None:
+def test_a_setting_without_effect_is_an_error(tmp_path: Path) -> None:
     found = error(tmp_path, '[trainer]\ncorrection = "none"\ntis_cap = 3.0\n')
-    assert "my.toml, line 3: trainer: tis_cap is not used by algorithm = 'grpo'" in found
+    assert "my.toml: trainer: tis_cap is not used by algorithm = 'grpo'" in found
     assert "correction = 'token-tis'" in found
 
 
 def test_a_choice_that_may_be_left_out_names_its_values(tmp_path: Path) -> None:
     found = error(tmp_path, '[trainer]\naggregation = "token_mean"\n')
-    assert "line 2: trainer.aggregation = 'token_mean': it must be 'token-mean' or" in found
+    assert "my.toml: trainer.aggregation = 'token_mean': it must be 'token-mean' or" in found
     assert "did you mean 'token-mean'?" in found
 
 
@@ -58,7 +58,6 @@ def test_several_settings_without_effect_are_all_reported(tmp_path: Path) -> Non
         "kl_in",
         "icepop_min",
     ]
-    assert "line 3" in found[0]
     assert "loss = 'cispo' (as in cispo)" in found[0]
     assert "near names that are used: kl_coef" in found[1]
 

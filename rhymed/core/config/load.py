@@ -1,9 +1,7 @@
 """Reads a TOML file, the environment, `-o key=value` and settings of a program into a `Config`; the later wins.
 
-Errors name the key and its place: the file and line, the option, the variable or the setting that set it.
-`rhymed.core.config.explain` words the errors.
-
-`key_lines` finds the line of a key in the file.
+Errors name the key, and the file, the option, the variable or the setting that set it. `rhymed.core.config.explain`
+words the errors.
 """
 
 from __future__ import annotations
@@ -38,29 +36,22 @@ OF_A_RUN = ("id.json", "lock", "store")
 """Files next to the configuration in a run's folder, and in a backup."""
 
 
+Key = tuple[str | int, ...]
+
+
 @dataclass
 class Origin:
     """What set each key."""
 
     path: Path | None
-    lines: dict[Key, int] = field(default_factory=dict)
-    changes: dict[Key, str] = field(default_factory=dict)  # key -> the option or variable
+    changes: dict[Key, str] = field(default_factory=dict)  # key, or a section that it made -> the option or variable
 
     def place(self, key: Key, message: str) -> str:
-        """Where the first key named in the message was set, else the key itself, else the file."""
+        """What set the first key named in the message, else the key itself; else the file."""
         named = [(*key, *word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]
-        for name in named:
-            if name in self.changes:
-                return self.changes[name]
-        for change, text in self.changes.items():
-            created = key and key not in self.lines and change[: len(key)] == key  # a section that is not in the file
-            if change == key[: len(change)] or created:
-                return text
-        line = next((self.lines[name] for name in (*named, key) if name in self.lines), None) or line_of(
-            key, self.lines
-        )
-        where = str(self.path) if self.path else "configuration"
-        return f"{where}, line {line}" if line else where
+        parts = [key[:end] for end in range(len(key), 0, -1)]
+        found = next((self.changes[name] for name in (*named, *parts) if name in self.changes), "")
+        return found or (str(self.path) if self.path else "configuration")
 
 
 def is_setting(variable: str) -> bool:
@@ -75,9 +66,8 @@ def load_config(
     settings: Mapping[str, Any] | None = None,
 ) -> Config:
     """`settings`: key -> value, e.g. {"trainer.lr": 2e-6}. Raises `ConfigError` with one line per error."""
-    text = _text(path) if path else ""
-    tree = _at_its_place(path, _parse(path, text)) if path else {}
-    origin = Origin(path, key_lines(text) if path and path.suffix != ".json" else {})
+    tree = _at_its_place(path, _parse(path, _text(path))) if path else {}
+    origin = Origin(path)
     for name, value in sorted(environ.items()):
         if is_setting(name):
             keys = name.removeprefix(ENV_PREFIX).lower().split("__")
@@ -203,8 +193,10 @@ def _change(tree: dict[str, Any], keys: list[str], text: str, place: str, origin
 def _set(tree: dict[str, Any], keys: list[str], value: Any, place: str, origin: Origin) -> None:
     path = _path(keys)
     node: Any = tree
-    for key in path[:-1]:
+    for depth, key in enumerate(path[:-1], 1):
         node = _below(node, key, place)
+        if not node:
+            origin.changes.setdefault(path[:depth], place)
     try:
         node[path[-1]] = value
     except (IndexError, TypeError):
@@ -236,57 +228,3 @@ def _value(text: str, key: Key) -> Any:
         return text
     field = field_of(key)
     return text if field is not None and field.annotation is str and not isinstance(value, str) else value
-
-
-# The line of each key in a TOML file, for error messages. Parses no values: `tomllib` has accepted the text before.
-#
-# A key inside an inline table or a list over several lines has the line on which that starts.
-
-Key = tuple[str | int, ...]
-
-HEADER = re.compile(r"\s*\[(\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
-ASSIGNMENT = re.compile(
-    r"\s*((?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*'))*)\s*="
-)
-PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([A-Za-z0-9_-]+)")
-QUOTES = re.compile(r'"""|' + "'''")
-
-
-def key_lines(text: str) -> dict[Key, int]:
-    """Key path -> its first line, from 1; entries of `[[a.b]]` are `("a", "b", 0)` and so on."""
-    lines: dict[Key, int] = {}
-    entries: dict[Key, int] = {}
-    table: Key = ()
-    open_text = ""  # the quotes that will end a multi-line string
-    for number, line in enumerate(text.splitlines(), 1):
-        if open_text:
-            open_text = "" if open_text in line else open_text
-            continue
-        if header := HEADER.match(line):
-            table = _split(header[2])
-            if header[1]:
-                lines.setdefault(table, number)
-                entries[table] = entries.get(table, -1) + 1
-                table = (*table, entries[table])
-            elif table[:-1] in entries:  # [a.b.c] below [[a.b]]
-                table = (*table[:-1], entries[table[:-1]], table[-1])
-            lines.setdefault(table, number)
-        elif assignment := ASSIGNMENT.match(line):
-            key = _split(assignment[1])
-            for end in range(1, len(key) + 1):
-                lines.setdefault((*table, *key[:end]), number)
-        quotes = QUOTES.findall(line)
-        open_text = quotes[-1] if len(quotes) % 2 else ""
-    return lines
-
-
-def line_of(key: Key, lines: Mapping[Key, int]) -> int | None:
-    """The line of the key, else of the innermost table that contains it."""
-    for end in range(len(key), 0, -1):
-        if key[:end] in lines:
-            return lines[key[:end]]
-    return None
-
-
-def _split(dotted: str) -> Key:
-    return tuple(match[1] or match[2] or match[3] for match in PART.finditer(dotted))

@@ -95,7 +95,7 @@ def test_a_mistyped_key_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     file.write_text("[trainer]\nlearning = 1\nlrr = 2\n")
     assert main(["run", str(file)]) == 2
     error = capsys.readouterr().err
-    assert "mine.toml, line 3: unknown key trainer.lrr; did you mean lr?" in error
+    assert "mine.toml: unknown key trainer.lrr; did you mean lr?" in error
     assert "Traceback" not in error
 
 

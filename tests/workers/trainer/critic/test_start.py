@@ -71,9 +71,7 @@ def test_settings_of_a_critic_that_nobody_has_are_an_error_at_their_line(tmp_pat
     file.write_text("[trainer]\nlr = 1e-5\n[trainer.critic]\nlr = 1e-4\n")
     with pytest.raises(ConfigError) as caught:
         load_config(file, (), {})
-    assert "my.toml, line 4: trainer.critic.lr has no effect: trainer.algorithm = 'grpo' has no critic" in str(
-        caught.value
-    )
+    assert "my.toml: trainer.critic.lr has no effect: trainer.algorithm = 'grpo' has no critic" in str(caught.value)
     assert "set trainer.algorithm = ppo, or leave" in str(caught.value)
 
 
