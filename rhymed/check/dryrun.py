@@ -15,15 +15,14 @@ from rhymed.check import arithmetic, devices, machine, memory, reward, rows
 from rhymed.check.arithmetic import Workload
 from rhymed.check.inputs import Inputs, answers, describe, read, teacher
 from rhymed.check.report import Report, Section
-from rhymed.check.size import FP32
 from rhymed.core.algorithms import ALGORITHMS, SETTINGS, Recipe, uses
-from rhymed.core.config import Config, Rollout
+from rhymed.core.config import Config
 from rhymed.core.config.trainer import Critic
 from rhymed.core.run.layout import layout_of
 from rhymed.inputs import quantised
 from rhymed.inputs.datasets import placed_rows
 from rhymed.inputs.lengths import used_datasets
-from rhymed.inputs.render import Render, Renderer, load_renderer
+from rhymed.inputs.render import Renderer, load_renderer
 from rhymed.placement import gpus
 from rhymed_broker import telemetry
 from rhymed_workers.trainer.optim import packages
@@ -48,11 +47,11 @@ def quick_check(config: Config, *, resume: bool = False) -> Report:
             _check_sizes(config, report, inputs, arithmetic.workload(config.rollout, config.trainer, rows, longest))
         report.errors += machine.start_problems(config, inputs.folder)
         if scorers and report.attempt(scorers.loaded):
-            _check_reward(config, report, inputs, None, scorers)
+            _check_reward(config, report, inputs, scorers)
     return report
 
 
-def full_check(config: Config, *, generate: bool = True) -> Report:
+def full_check(config: Config) -> Report:
     """Everything that can be known before a run."""
     report = Report(errors=[*missing_packages(config), *nothing_to_do(config)])
     with report.listening(), _environment(config, report) as preview:
@@ -70,8 +69,7 @@ def full_check(config: Config, *, generate: bool = True) -> Report:
                     report.add(report.attempt(lambda: rows.describe_chats(config, folder, template, training)))
             if training and preview:
                 report.add(report.attempt(lambda: describe(config, preview, training)))
-            written = _generate(config.rollout, report, inputs, renderer) if generate and renderer else None
-            _check_reward(config, report, inputs, written)
+            _check_reward(config, report, inputs)
         _check_overlap(inputs, report)
         report.add(machine.describe(config))
         report.errors += machine.start_problems(config, inputs.folder)
@@ -158,36 +156,12 @@ def _check_overlap(inputs: Inputs, report: Report) -> None:
             )
 
 
-def _check_reward(
-    config: Config, report: Report, inputs: Inputs, written: reward.Answer | None, scorers: Loading | None = None
-) -> None:
-    """On the model's answer, on the reference answer, if the row has one, and on nonsense."""
+def _check_reward(config: Config, report: Report, inputs: Inputs, scorers: Loading | None = None) -> None:
+    """On the reference answer, if the row has one, and on nonsense."""
     if inputs.training and any(scorer.scorer != "none" for scorer in config.reward.all):
         row = inputs.training.rows[0][1]
-        data, rewards = config.data, config.reward
-        report.add(
-            report.attempt(lambda: reward.describe(config, row, reward.answers(data, rewards, row, written), scorers))
-        )
-
-
-def _generate(rollout: Rollout, report: Report, inputs: Inputs, renderer: Render) -> reward.Answer:
-    """The model's own answer to the first prompt, where that takes seconds; else why not."""
-    folder, size, training = inputs.folder, inputs.size, inputs.training
-    if not folder or not size or not training:
-        return reward.unasked("it could not be read")
-    if rollout.engine == "trace":
-        return reward.unasked("the trace engine has no model")
-    if rollout.engine == "dataset":
-        return reward.unasked("the answers are the dataset's")
-    if size.parameters > reward.MAX_PARAMETERS:
-        return reward.unasked(f"{size.parameters / 1e6:,.0f} M parameters are too many to load for a check")
-    if 2 * FP32 * size.parameters > machine.measure(folder).memory_free:
-        return reward.unasked("there is too little memory")
-    try:
-        return reward.write(folder, renderer(*training.rows[0]), rollout.max_response_length)
-    except Exception as error:  # of many libraries
-        report.errors.append(f"model.path: {folder} cannot be loaded, or cannot generate: {error}")
-        return reward.unasked("it failed")
+        tried = reward.answers(config.data, config.reward, row)
+        report.add(report.attempt(lambda: reward.describe(config, row, tried, scorers)))
 
 
 # What the algorithm's name and the settings expand to. Pure.

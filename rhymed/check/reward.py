@@ -1,4 +1,4 @@
-"""The reward of real answers: the model's own, the reference, and nonsense, in a real scoring process.
+"""The reward of real answers: the reference, and nonsense, in a real scoring process.
 
 Where no reference is known, the row's other columns are answers, too: one of them may be the right one.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rhymed.check.report import Section
 from rhymed.check.rows import columns
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from rhymed_workers.reward.preview import Loading
     from rhymed_workers.reward.scorers.result import Verdict
 
-MAX_PARAMETERS = 1_500_000_000
-MAX_TOKENS = 64
-THREADS = 2
 NONSENSE = "banana"
 SHOWN_CHARS = 600
 MAX_COLUMNS = 4  # that are tried as answers
@@ -38,23 +34,17 @@ RIGHT_LABEL, OTHERWISE_LABEL, NONSENSE_LABEL = "right answer", "right, written o
 class Answer:
     label: str
     text: str
-    tokens: Sequence[int] = ()
     scored: bool = True
     usual: bool = True  # the reward must be able to score such an answer
 
 
-def unasked(reason: str) -> Answer:
-    """In place of an answer that the model did not write."""
-    return Answer("the model", f"was not asked: {reason}", scored=False)
-
-
-def answers(data: Data, reward: Reward, row: Row, written: Answer | None) -> list[Answer]:
-    """The model's if there is one, the row's reference if it has one (else its columns), nonsense."""
+def answers(data: Data, reward: Reward, row: Row) -> list[Answer]:
+    """The row's reference if it has one (else its columns), nonsense."""
     wrap = {"tag": "<answer>{}</answer>", "boxed": "\\boxed{{{}}}"}
     kinds = [scorer.answer for scorer in reward.all if scorer.answer in wrap]
     form = wrap[kinds[0]] if kinds else "{}"
     right = reference(reward, row)
-    chosen = [written] if written else []
+    chosen: list[Answer] = []
     if right:
         chosen.append(Answer(RIGHT_LABEL, form.format(right)))
         if other := _otherwise(right):
@@ -100,34 +90,6 @@ def reference(reward: Reward, row: Row) -> str:
     return ""
 
 
-def write(folder: Path, prompt: Sequence[int], limit: int) -> Answer:
-    """The model's greedy answer. Blocking for seconds: loads torch and the model."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    torch.set_num_threads(THREADS)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
-    )
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    ids = torch.tensor([list(prompt)])
-    with torch.no_grad():
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=min(limit, MAX_TOKENS),
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
-        )
-    tokens = output[0, len(prompt) :].tolist()
-    return Answer("the model writes", tokenizer.decode(tokens, skip_special_tokens=True), tokens)
-
-
 def describe(config: Config, row: Row, answers: Sequence[Answer], scorers: Loading | None = None) -> Section:
     """Scores the answers to the row, by `scorers` if they are loaded. Raises `RewardError` if a scorer cannot be, or
     a judge cannot be asked."""
@@ -136,15 +98,14 @@ def describe(config: Config, row: Row, answers: Sequence[Answer], scorers: Loadi
 
     section = Section("reward (row 1)")
     if all(scorer.scorer == "environment" for scorer in config.reward.all):
-        section.rows += [(answer.label, truncated(answer.text, SHOWN_CHARS)) for answer in answers if answer.tokens]
         section.add("reward", "what the environment gives when it is played, so not known before the run")
         return section
     rewards: dict[str, float] = {}
     doubts: list[str] = []
     scored = [answer for answer in answers if answer.scored]
     section.rows += [(answer.label, answer.text) for answer in answers if not answer.scored]
-    pairs = [(answer.text, answer.tokens) for answer in scored]
-    result = scorers.preview(row, pairs) if scorers else preview(config, row, pairs)
+    texts = [answer.text for answer in scored]
+    result = scorers.preview(row, texts) if scorers else preview(config, row, texts)
     section.warnings += result.warnings
     for answer, verdicts in zip(scored, result.verdicts, strict=True):
         outcome = combine(config.reward.all, verdicts)

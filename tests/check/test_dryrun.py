@@ -67,7 +67,7 @@ def rows(report: Report, title: str) -> list[tuple[str, str]]:
 
 def test_a_good_configuration_is_reported_whole_and_nothing_is_left_behind(make: Make, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    report = full_check(make(), generate=False)
+    report = full_check(make())
     assert (report.errors, report.warnings) == ([], [])
     titles = [section.title for section in report.sections]
     assert titles == [
@@ -93,27 +93,15 @@ def test_a_good_configuration_is_reported_whole_and_nothing_is_left_behind(make:
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
-def test_an_engine_without_a_model_writes_nothing(make: Make) -> None:
-    report = full_check(make(rollout={"engine": "trace"}))
-    assert rows(report, "reward")[0] == ("the model", "was not asked: the trace engine has no model")
-
-
-@pytest.mark.slow
-def test_the_model_itself_writes_an_answer(make: Make) -> None:
-    report = full_check(make())
-    assert report.errors == []
-    assert rows(report, "reward")[0][0] == "the model writes"
-
-
 def test_a_reward_that_is_the_same_for_nonsense_is_a_warning(make: Make) -> None:
-    report = full_check(make("constant"), generate=False)
+    report = full_check(make("constant"))
     assert report.errors == []
     assert "the right answer gets 1, and 'banana' gets 1: such a reward teaches nothing useful" in report.warnings[0]
 
 
 @pytest.mark.slow
 def test_a_reward_that_everything_gets_is_a_warning_without_a_right_answer_too(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "unknown.jsonl").write_text("".join(f'{{"prompt": "say {n}"}}\n' for n in range(20)))
+    (tmp_path / "unknown.jsonl").write_text("".join(f'{{"prompt": "say {n}", "level": {n}}}\n' for n in range(20)))
     report = full_check(make("constant", data={"path": str(tmp_path / "unknown.jsonl")}))
     assert "even 'banana' gets 1: a constant reward teaches nothing" in report.warnings[-1]
 
@@ -127,7 +115,7 @@ def colours(tmp_path: Path) -> dict[str, str]:
 
 
 def test_without_a_known_right_answer_the_columns_are_tried(make: Make, colours: dict[str, str]) -> None:
-    report = full_check(make("colour", data=colours), generate=False)
+    report = full_check(make("colour", data=colours))
     assert (report.errors, report.warnings) == ([], [])
     shown = rows(report, "reward")
     assert shown[0][0] == "right answer"
@@ -139,7 +127,7 @@ def test_without_a_known_right_answer_the_columns_are_tried(make: Make, colours:
 def test_a_reward_that_is_zero_for_everything_is_a_warning_without_a_right_answer(
     make: Make, colours: dict[str, str]
 ) -> None:
-    report = full_check(make("zero", data=colours), generate=False)
+    report = full_check(make("zero", data=colours))
     assert report.errors == []
     assert "all 3 answers that were tried get 0, and no right answer is known" in report.warnings[0]
 
@@ -150,7 +138,7 @@ def test_a_row_that_lacks_what_the_reward_needs_must_be_changed_even_if_no_model
 ) -> None:
     """What is missing does not depend on the answer, so that of nonsense shows it as well."""
     config = make("misspelt", data=colours) if scorer == "misspelt" else make(data=colours, reward={"scorer": scorer})
-    for look in (lambda: full_check(config, generate=False), lambda: quick_check(config)):
+    for look in (lambda: full_check(config), lambda: quick_check(config)):
         (error,) = look().errors
         assert error.startswith("reward: no answer to row 1 can be scored")
         assert ("needs column kolor" if scorer == "misspelt" else "the row has no reference answer") in error
@@ -160,19 +148,19 @@ def test_a_threshold_that_no_answer_reaches_is_a_warning(make: Make, tmp_path: P
     held_out = tmp_path / "held.jsonl"
     held_out.write_text('{"prompt": "say 99", "answer": "99"}\n')
     settings = {"datasets": [{"name": "held", "path": str(held_out)}], "threshold": 2.0}
-    report = full_check(make(eval=settings), generate=False)
+    report = full_check(make(eval=settings))
     assert "eval.threshold = 2, but the right answer itself gets 1" in report.warnings[0]
 
 
 def test_a_reward_that_fails_must_be_changed(make: Make) -> None:
-    report = full_check(make("broken"), generate=False)
+    report = full_check(make("broken"))
     assert len(report.errors) == 1
     assert "scoring 'right answer' of row 1 fails" in report.errors[0]
     assert "no idea" in report.errors[0]
 
 
 @pytest.mark.skipif(choose("bubblewrap") is not None, reason="bubblewrap works here")
-@pytest.mark.parametrize("look", [quick_check, lambda config: full_check(config, generate=False)])
+@pytest.mark.parametrize("look", [quick_check, lambda config: full_check(config)])
 def test_programs_that_run_without_bubblewrap_are_a_warning(
     make: Make, tmp_path: Path, look: Callable[[Config], Report]
 ) -> None:
@@ -188,7 +176,7 @@ def test_programs_that_run_without_bubblewrap_are_a_warning(
 def test_several_scorers_are_shown_with_their_weights(make: Make, tmp_path: Path) -> None:
     file = tmp_path / "reward.py"
     scorers = [{"scorer": f"{file}:right"}, {"scorer": f"{file}:constant", "weight": 0.5}]
-    report = full_check(make(reward={"scorer": "reasoning_gym", "scorers": scorers}), generate=False)
+    report = full_check(make(reward={"scorer": "reasoning_gym", "scorers": scorers}))
     assert rows(report, "reward")[1] == ("  reward", "1.5 = right 1 x 1 + constant 1 x 0.5")
     assert report.warnings == []
 
@@ -196,11 +184,11 @@ def test_several_scorers_are_shown_with_their_weights(make: Make, tmp_path: Path
 def test_held_out_prompts_that_are_trained_on_are_counted(make: Make, tmp_path: Path) -> None:
     held_out = tmp_path / "held.jsonl"
     held_out.write_text('{"prompt": "say 1", "answer": "one"}\n{"prompt": "say 99", "answer": "99"}\n')
-    report = full_check(make(eval={"datasets": [{"name": "held", "path": str(held_out)}]}), generate=False)
+    report = full_check(make(eval={"datasets": [{"name": "held", "path": str(held_out)}]}))
     assert "eval.datasets held: 1 of 2 held-out prompts are also in the training data" in report.warnings[0]
 
 
-@pytest.mark.parametrize("look", [quick_check, lambda config: full_check(config, generate=False)])
+@pytest.mark.parametrize("look", [quick_check, lambda config: full_check(config)])
 def test_all_problems_are_reported_at_once(make: Make, tmp_path: Path, look: Callable[[Config], Report]) -> None:
     config = make(
         "rihgt",
@@ -215,7 +203,7 @@ def test_all_problems_are_reported_at_once(make: Make, tmp_path: Path, look: Cal
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("look", [quick_check, lambda config: full_check(config, generate=False)])
+@pytest.mark.parametrize("look", [quick_check, lambda config: full_check(config)])
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -244,11 +232,11 @@ def test_a_model_that_carries_a_state_is_trained_alone_and_its_drafts_rest(
     monkeypatch.setattr(gpus, "here", lambda: None)
     shutil.copytree(tiny_model, folder := tmp_path / "lfm2", ignore=shutil.ignore_patterns("*.safetensors"))
     build("lfm2", vocab_size=264, bos_token_id=None, eos_token_id=1, pad_token_id=0).save_pretrained(folder)
-    report = full_check(make(model={"path": str(folder)}), generate=False)
+    report = full_check(make(model={"path": str(folder)}))
     assert report.errors == []
     assert dict(rows(report, "batch"))["sequences"].startswith("alone: one sequence a pass")
     assert [text.partition(":")[0] for text in report.warnings] == ["drafts are off"]
-    report = full_check(make(model={"path": str(folder)}, drafts={"method": "none"}), generate=False)
+    report = full_check(make(model={"path": str(folder)}, drafts={"method": "none"}))
     assert report.warnings == []
 
 

@@ -85,7 +85,7 @@ def shown(report: Report) -> dict[str, str]:
 
 
 def test_tools_and_the_first_row_are_shown_as_the_policy_reads_them(make: Any) -> None:
-    report = full_check(make({"tools": "add", "factory": "Game"}), generate=False)
+    report = full_check(make({"tools": "add", "factory": "Game"}))
     assert report.errors == []
     rows = shown(report)
     assert rows["add"].startswith("(a: integer, b: integer = ...) Adds two numbers.\n  a: The first.")
@@ -106,7 +106,7 @@ def test_tools_of_mcp_servers_are_listed_or_it_is_said_why_not(make: Any, tmp_pa
         tree["environment"]["mcp"] = [{"command": command, "args": [str(tmp_path / "server.py")]}]
         return Config.model_validate(tree)
 
-    report = full_check(with_server(sys.executable), generate=False)
+    report = full_check(with_server(sys.executable))
     assert report.errors == []
     rows = shown(report)
     assert rows["code"] == f"{sys.executable} {tmp_path / 'server.py'}: tools that all samples share"
@@ -115,7 +115,7 @@ def test_tools_of_mcp_servers_are_listed_or_it_is_said_why_not(make: Any, tmp_pa
     )
     assert rows["variable"].endswith("; may be called again")
     assert rows["misbehave"].startswith("(how: string) Does what it should not.")
-    (error,) = full_check(with_server("/no/such/server"), generate=False).errors
+    (error,) = full_check(with_server("/no/such/server")).errors
     assert "environment.mcp: /no/such/server" in error
     assert "FileNotFoundError" in error
 
@@ -135,7 +135,7 @@ def test_the_words_of_tools_count_in_the_lengths_of_prompts(make: Any) -> None:
 
 
 def test_a_template_without_a_system_role_has_tools_in_the_users_words(make: Any) -> None:
-    report = full_check(make({"tools": "add"}, template=GEMMA), generate=False)
+    report = full_check(make({"tools": "add"}, template=GEMMA))
     assert report.errors == []
     said = [text for section in report.sections for label, text in section.rows if label == "chat"]
     assert any("it has no system role" in text for text in said)
@@ -144,7 +144,7 @@ def test_a_template_without_a_system_role_has_tools_in_the_users_words(make: Any
 
 
 def test_a_template_that_rewrites_turns_is_a_warning(make: Any) -> None:
-    report = full_check(make({"tools": "add"}, template=STRIPS), generate=False)
+    report = full_check(make({"tools": "add"}, template=STRIPS))
     assert any("the chat template rewrites earlier turns" in warning for warning in report.warnings)
 
 
@@ -156,7 +156,7 @@ def test_code_that_cannot_be_loaded_is_an_error_before_the_run(make: Any, check:
 
 
 def test_an_environment_that_fails_on_the_first_row_is_an_error(make: Any) -> None:
-    (error,) = full_check(make({"factory": "Game"}, answer="broken"), generate=False).errors
+    (error,) = full_check(make({"factory": "Game"}, answer="broken")).errors
     assert "Game raised RuntimeError: no board" in error
 
 
@@ -167,7 +167,7 @@ def test_a_program_is_looked_for_and_not_started(make: Any) -> None:
         ("no-such-program mine.py", "there is no program 'no-such-program'"),
     ):
         named = config.environment.model_copy(update={"command": command})
-        report = full_check(config.model_copy(update={"environment": named}), generate=False)
+        report = full_check(config.model_copy(update={"environment": named}))
         assert [error in found for found in report.errors] == ([True] if error else [])
         assert ("RHYMED_ROW" in shown(report).get("prompts", "")) == (not error)
 

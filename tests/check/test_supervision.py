@@ -42,7 +42,7 @@ def section(report: Report, title: str) -> dict[str, str]:
 
 
 def test_answers_are_shown_as_they_are_learned(make: Any) -> None:
-    report = full_check(make({"algorithm": "sft"}), generate=False)
+    report = full_check(make({"algorithm": "sft"}))
     assert (report.errors, report.warnings) == ([], [])
     assert section(report, "answers")["row 1"] == "0<eos>"
     assert "2.0 on average, at most 2" in section(report, "answers")["tokens"]
@@ -56,7 +56,7 @@ def test_a_row_without_an_answer_is_found_early(make: Any, tmp_path: Path) -> No
 
 
 def test_it_says_what_is_asked_of_whom_and_counts_the_memory(make: Any, tiny_model: Path) -> None:
-    report = full_check(make({"algorithm": "opd", "teacher": {"model": str(tiny_model)}}), generate=False)
+    report = full_check(make({"algorithm": "opd", "teacher": {"model": str(tiny_model)}}))
     assert report.errors == []
     reported = section(report, "teacher")
     assert str(tiny_model) in reported["teacher"]
@@ -65,7 +65,7 @@ def test_it_says_what_is_asked_of_whom_and_counts_the_memory(make: Any, tiny_mod
 
 
 def test_the_policy_as_its_own_teacher_is_shown_with_its_prompt(make: Any) -> None:
-    report = full_check(make({"algorithm": "opsd", "teacher": {"demonstration": "answer"}}), generate=False)
+    report = full_check(make({"algorithm": "opsd", "teacher": {"demonstration": "answer"}}))
     assert report.errors == []
     reported = section(report, "teacher")
     assert reported["teacher"] == "the policy itself, as it is at the start of each step"
@@ -104,7 +104,7 @@ def tokenize(model: Path) -> Any:
 def test_a_server_is_asked_before_anything_starts(make: Any, tiny_model: Path) -> None:
     server = TeacherServer(tokenize(tiny_model))
     with serving(server) as url:
-        report = full_check(make({"algorithm": "opd", "teacher": {"url": url}}), generate=False)
+        report = full_check(make({"algorithm": "opd", "teacher": {"url": url}}))
         assert report.errors == []
         assert section(report, "teacher")["teacher"] == f"teacher at {url}"
         assert "16 requests at a time" in section(report, "teacher")["asked for"]

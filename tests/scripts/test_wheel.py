@@ -71,7 +71,7 @@ def test_the_wheel_alone_lists_checks_and_runs_a_task(installed: Path, tmp_path:
     assert "quickstart" in rhymed(installed, tmp_path, "init", "--list")
     rhymed(installed, tmp_path, "init", "mine")
     model = {"model__path": str(tiny_model)}
-    assert "ready to run" in rhymed(installed, tmp_path, "check", "--no-generate", "mine/config.toml", **model)
+    assert "ready to run" in rhymed(installed, tmp_path, "check", "mine/config.toml", **model)
     quick = {"rollout__engine": "trace", "trainer__engine": "trace", "trainer__steps": "2", "net__http": ""}
     assert "2 steps" in rhymed(installed, tmp_path, "run", "--plain", "mine/config.toml", **model, **quick)
     assert "every sample is accounted for, exactly once" in rhymed(

@@ -1,4 +1,4 @@
-"""`rhymed check`: what a run will do and need, its first prompts, the reward of one response. Starts no run."""
+"""`rhymed check`: what a run will do and need, its first prompts, the reward of the first row. Starts no run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--assume", metavar="GPUS", help='would it fit? e.g. "8x H100 80GB", "4 nodes of 8x H100 80GB"; reads no data'
     )
-    parser.add_argument("--no-generate", action="store_true", help="do not load the model to generate a response")
     add_override(parser)
 
 
@@ -42,7 +41,7 @@ def handle(arguments: argparse.Namespace) -> int:
     else:
         from rhymed.check.dryrun import full_check
 
-        report = full_check(config, generate=not arguments.no_generate)
+        report = full_check(config)
     _print(render(report, f"rhymed check {arguments.config}", _width()))
     return 2 if report.errors else 0
 

@@ -403,7 +403,7 @@ def test_the_command_writes_what_check_accepts(
     printed = capsys.readouterr().out
     assert "wrote mine_rewards.py" in printed
     assert "rhymed check mine.toml" in printed
-    assert main(["check", "--no-generate", "mine.toml"]) == 0
+    assert main(["check", "mine.toml"]) == 0
     assert "correct 1" in capsys.readouterr().out  # the copied function, on the right answer
     assert main(["migrate-config", "train.py", "-o", "mine.toml"]) == 2
     assert "--force" in capsys.readouterr().err
@@ -442,5 +442,5 @@ def test_check_accepts_the_others_too(
     for number, file in enumerate(("sums", "words", "held_out", "data/gsm8k/train", "data/gsm8k/test")):
         pq.write_table(pa.Table.from_pylist(verl[160 * (number % 2) :][:160]), f"{file}.parquet")
     assert main(["migrate-config", name, "--gpus", "1", "-o", "mine.toml"]) == 0
-    status = main(["check", "--no-generate", "mine.toml", "-o", "metrics.sinks=[]", *SHORT])
+    status = main(["check", "mine.toml", "-o", "metrics.sinks=[]", *SHORT])
     assert status == 0, capsys.readouterr().out

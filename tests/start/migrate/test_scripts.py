@@ -281,7 +281,7 @@ def test_a_run_on_other_rows_than_the_script_makes_is_refused(
     load = "rows = load_dataset('json', data_files='rows.jsonl', split='train').filter(len)"
     Path("train.py").write_text(ROWS.format(code=load, rows="rows"))
     assert main(["migrate-config", "train.py", "-o", "mine.toml"]) == 0
-    assert main(["check", "mine.toml", "--no-generate", "-o", f"model.path={tiny_model}"]) != 0
+    assert main(["check", "mine.toml", "-o", f"model.path={tiny_model}"]) != 0
     assert "mine_rows.jsonl" in "".join(capsys.readouterr())
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,9 +25,6 @@ Result = TypeVar("Result")
 
 PATIENCE_S = 5.0  # for a judge: somebody waits
 
-Answers = Sequence[tuple[str, Sequence[int]]]
-"""(text, tokens) of each."""
-
 
 @dataclass(frozen=True)
 class Preview:
@@ -38,8 +34,8 @@ class Preview:
     warnings: list[str]
 
 
-def preview(config: Config, row: Row, answers: Answers) -> Preview:
-    """Scores every answer (text, tokens) with every scorer, also after one has failed.
+def preview(config: Config, row: Row, answers: Sequence[str]) -> Preview:
+    """Scores every answer with every scorer, also after one has failed.
 
     Raises `RewardError` when a scorer cannot be loaded, or a judge cannot be asked. Blocking, not for use on an event
     loop: takes as long as importing the scorers, then at most `reward.timeout_s` per scorer and answer; for a judge,
@@ -52,14 +48,14 @@ def preview(config: Config, row: Row, answers: Answers) -> Preview:
     return _run(work())
 
 
-async def _preview(process: ScoringProcess, config: Config, row: Row, answers: Answers) -> Preview:
+async def _preview(process: ScoringProcess, config: Config, row: Row, answers: Sequence[str]) -> Preview:
     """Kills the process."""
     result = Preview([], process.notes, process.calls, process.warnings)
     try:
         async with Judges(config, patience_s=PATIENCE_S) as judges:
-            for response, tokens in answers:
+            for response in answers:
                 shown = as_if_answered(row, response) if config.environment.active else row
-                work = item(response, shown, array("I", tokens).tobytes())
+                work = item(response, shown)
                 result.verdicts.append([])
                 for scorer in range(len(config.reward.all)):
                     if scorer in judges:
@@ -81,7 +77,7 @@ class Loading:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._ready, self._result = Future[bool](), Future[Preview]()
-        self._asked = Future[tuple[Row, Answers] | None]()  # None: there will be no preview
+        self._asked = Future[tuple[Row, Sequence[str]] | None]()  # None: there will be no preview
         self._thread = Thread(target=lambda: _run(self._serve()), name="scorers", daemon=True)
         self._thread.start()
 
@@ -98,7 +94,7 @@ class Loading:
         """True. Blocking. Raises `RewardError` if the scorers cannot be loaded."""
         return self._ready.result()
 
-    def preview(self, row: Row, answers: Answers) -> Preview:
+    def preview(self, row: Row, answers: Sequence[str]) -> Preview:
         """As `preview`. Once."""
         self._asked.set_result((row, answers))
         return self._result.result()

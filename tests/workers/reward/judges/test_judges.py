@@ -283,10 +283,10 @@ async def test_reward_models(api: str, answer: dict[str, Any], path: str) -> Non
 
 async def test_a_check_asks_and_says_what_is_wrong() -> None:
     async with serving(says("7")) as server:
-        result = await asyncio.to_thread(preview, config(server), ROW, [("4", ()), ("5", ())])
+        result = await asyncio.to_thread(preview, config(server), ROW, ["4", "5"])
         assert [verdict.reward for (verdict,) in result.verdicts] == [0.7, 0.7]
     with pytest.raises(RewardError, match=r"reward\.judge: judge m at http://127\.0\.0\.1:9/.* cannot be asked"):
-        await asyncio.to_thread(preview, config("http://127.0.0.1:9/v1"), ROW, [("4", ())])
+        await asyncio.to_thread(preview, config("http://127.0.0.1:9/v1"), ROW, ["4"])
 
 
 async def test_judges_by_index() -> None:
