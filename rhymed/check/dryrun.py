@@ -7,7 +7,7 @@ Every error is collected; a check whose input could not be read is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -166,36 +166,16 @@ def _check_reward(config: Config, report: Report, inputs: Inputs, scorers: Loadi
 
 # What the algorithm's name and the settings expand to. Pure.
 
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "advantage": ("advantage", "whiten", "gamma", "gae"),
-    "loss": ("loss", "ratio", "clip", "dual", "cispo", "sapo", "dppo", "aggregation"),
-    "KL": ("kl",),
-    "entropy": ("entropy",),
-    "correction": ("correction", "tis", "sequence", "icepop", "geometric", "off"),
-    "overlong": ("overlong",),
-}
-"""Rows, by the first words of their settings; settings of no row are listed in the last one."""
-
 
 def describe_algorithm(recipe: Recipe, critic: Critic | None = None) -> Section:
     """`critic`: its settings, shown if the recipe has one."""
     section = Section("algorithm")
     section.add(recipe.name, f"defaults: {recipe.source}")
-    rows: dict[str, list[str]] = {}
-    for setting in SETTINGS:
-        if uses(recipe, setting):
-            rows.setdefault(_part(setting), []).append(_setting(recipe, setting))
-    for label, texts in rows.items():
-        section.add(label, ", ".join(texts))
+    section.add("settings", ", ".join(_setting(recipe, name) for name in SETTINGS if uses(recipe, name)))
     if recipe.critic and critic:
         settings = [f"{name} = {_written(value) or 'model.path'}" for name, value in critic]
         section.add("critic", f"{', '.join(settings)}; it doubles the passes")
     return section
-
-
-def _part(setting: str) -> str:
-    word = setting.partition("_")[0]
-    return next((label for label, words in PARTS.items() if word in words), "other")
 
 
 def _setting(recipe: Recipe, setting: str) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rhymed.check import lora
 from rhymed.check.lora import Adapters
@@ -14,7 +14,7 @@ from rhymed.check.memory import Models
 from rhymed.check.report import Report, Section
 from rhymed.check.rows import short_prompt
 from rhymed.check.size import Size, size_of_model
-from rhymed.core.config import Config, Teacher
+from rhymed.core.config import Config
 from rhymed.core.errors import ConfigError
 from rhymed.core.secret import hide
 from rhymed.core.text import truncated
@@ -127,14 +127,10 @@ def describe(config: Config, preview: Preview, training: Measured) -> Section:
     )
     kind = "a program for each sample" if settings.command else KINDS[preview.about.kind]
     section.add("code", f"{named}: {kind}")
-    for tool in preview.about.tools:
-        name = tool["function"]["name"]
-        again = "; may be called again" if name in preview.about.idempotent else ""
-        section.add(name, _described(tool["function"]) + again)
-    section.add("turns", f"at most {settings.max_turns} (environment.max_turns)")
+    for tool in preview.about.tools:  # the policy's prompt has the whole schema
+        name, about = tool["function"]["name"], tool["function"].get("description", "")
+        section.add(name, f"{about}{' (may be called again)' if name in preview.about.idempotent else ''}")
     section.add("at once", f"{preview.slots} samples of each of {settings.workers} workers")
-    if preview.about.tools or settings.command:
-        section.add("parser", f"{settings.parser} (environment.parser)")
     for note in preview.dialogue.notes():
         section.add("chat", note)
     if problem := preview.dialogue.problem():
@@ -151,24 +147,6 @@ def describe(config: Config, preview: Preview, training: Measured) -> Section:
             f" {most}"
         )
     return section
-
-
-def _described(function: dict[str, Any]) -> str:
-    """name(argument: type, ...) without the name, the description, and a line for each argument."""
-    schema = function.get("parameters") or {}
-    arguments, required = schema.get("properties") or {}, schema.get("required") or []
-    shown = [f"{name}: {_type(each)}{'' if name in required else ' = ...'}" for name, each in arguments.items()]
-    lines = [f"({', '.join(shown)}) {function.get('description', '')}".rstrip()]
-    said = {name: each.get("description", "") if isinstance(each, dict) else "" for name, each in arguments.items()}
-    return "\n".join([*lines, *(f"  {name}: {text}" for name, text in said.items())])
-
-
-def _type(schema: dict[str, Any] | bool) -> str:
-    """JSON Schema has true for any value and false for none."""
-    if isinstance(schema, bool):
-        return "any" if schema else "none"
-    kind = schema.get("type", "any")
-    return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
 
 # What a run learns from in addition to rewards, checked before it starts: right answers, or a teacher.
@@ -197,7 +175,6 @@ def teacher(config: Config, rows: Sequence[Placed], prompt_lengths: Sequence[int
     """
     settings, found, section = config.trainer.teacher, find_teacher(config), Section("teacher")
     section.add("teacher", _name(config, found))
-    section.add("asked for", _question(config))
     longest = max(prompt_lengths, default=0)
     if settings.shows:
         render = load_teacher_renderer(config)
@@ -224,21 +201,3 @@ def _name(config: Config, found: Found) -> str:
         return f"{found.folder}, in the trainer's process"
     when = "the start of each step" if teacher.weights == "step" else "the start of the run"
     return f"the policy itself, as it is at {when}"
-
-
-def _question(config: Config) -> str:
-    teacher, rollout = config.trainer.teacher, config.rollout
-    what = {
-        "sampled": "log-probs of the policy's own tokens: a policy gradient",
-        "vocabulary": "its whole distribution at each token: an exact divergence",
-        "topk": f"its {teacher.topk} likeliest tokens at each token",
-    }[teacher.tokens]
-    samples = rollout.prompts_per_step * rollout.group_size
-    requests = f", {min(samples, teacher.concurrency)} requests at a time" if teacher.url else ""
-    return f"{what}; {_divergence(teacher)}, coef {teacher.coef:g}; {samples} samples per step{requests}"
-
-
-def _divergence(teacher: Teacher) -> str:
-    forward, reverse = "KL(teacher || policy)", "KL(policy || teacher)"
-    mixed = f"both against their mixture, beta {teacher.beta:g}"
-    return {"forward": forward, "reverse": reverse, "mixed": mixed}[teacher.divergence]

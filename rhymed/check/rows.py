@@ -44,15 +44,6 @@ def describe_prompts(data: Dataset, rollout: Rollout, measured: Measured, render
         total = sum(share.weight for share in data.datasets)
         parts = [f"{share.weight / total:.1%} from {place(share)}" for share in data.datasets]
         section.add("shares", f"of the prompts {', '.join(parts)}")
-    if isinstance(data, Data) and data.sampler == "success":
-        rare = f"a chance of at least {data.least_chance:g} in their turn (data.least_chance)"
-        section.add("sampler", f"prompts that always or never succeeded have {rare}")
-    if isinstance(data, Data) and data.sampler == "length":
-        section.add(
-            "sampler",
-            "from the second epoch on, the 5% of the prompts with the longest responses share few steps, which"
-            " have prompts that resemble each other",
-        )
     section.add(
         "tokens",
         f"shortest {lengths[0]}, median {median}, longest {lengths[-1]} (rollout.max_prompt_length = {limit})",

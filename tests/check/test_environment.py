@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from rhymed.check.dryrun import full_check, quick_check
-from rhymed.check.inputs import _described
 from rhymed.check.report import Report
 from rhymed.core.config import Config, Reward
 from tests.inputs.templates import GEMMA
@@ -88,12 +87,10 @@ def test_tools_and_the_first_row_are_shown_as_the_policy_reads_them(make: Any) -
     report = full_check(make({"tools": "add", "factory": "Game"}))
     assert report.errors == []
     rows = shown(report)
-    assert rows["add"].startswith("(a: integer, b: integer = ...) Adds two numbers.\n  a: The first.")
-    assert rows["add"].endswith("may be called again")
-    assert "(field: integer) Moves." in rows["move"]
+    assert rows["add"] == "Adds two numbers. (may be called again)"
+    assert rows["move"] == "Moves."
     assert "# Tools" in rows["row 1"]
     assert "say 0 The board has 9 fields." in rows["row 1"]
-    assert "hermes" in rows["parser"]
     assert not any("rewrites" in warning for warning in report.warnings)
 
 
@@ -110,22 +107,12 @@ def test_tools_of_mcp_servers_are_listed_or_it_is_said_why_not(make: Any, tmp_pa
     assert report.errors == []
     rows = shown(report)
     assert rows["code"] == f"{sys.executable} {tmp_path / 'server.py'}: tools that all samples share"
-    assert rows["add"] == (
-        "(left: integer, right: integer = ...) Adds two numbers.\n  left: \n  right: ; may be called again"
-    )
-    assert rows["variable"].endswith("; may be called again")
-    assert rows["misbehave"].startswith("(how: string) Does what it should not.")
+    assert rows["add"] == "Adds two numbers. (may be called again)"
+    assert rows["variable"].endswith(" (may be called again)")
+    assert rows["misbehave"].startswith("Does what it should not.")
     (error,) = full_check(with_server("/no/such/server")).errors
     assert "environment.mcp: /no/such/server" in error
     assert "FileNotFoundError" in error
-
-
-def test_schemas_of_remote_tools_may_be_true_or_false() -> None:
-    properties = {"any": True, "never": False, "how": {"type": ["string", "null"], "description": "As asked."}}
-    described = _described({"description": "Acts.", "parameters": {"properties": properties, "required": ["any"]}})
-    first, *others = described.splitlines()
-    assert first == "(any: any, never: none = ..., how: string or null = ...) Acts."
-    assert others == ["  any: ", "  never: ", "  how: As asked."]
 
 
 def test_the_words_of_tools_count_in_the_lengths_of_prompts(make: Any) -> None:

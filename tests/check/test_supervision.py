@@ -60,7 +60,6 @@ def test_it_says_what_is_asked_of_whom_and_counts_the_memory(make: Any, tiny_mod
     assert report.errors == []
     reported = section(report, "teacher")
     assert str(tiny_model) in reported["teacher"]
-    assert "a policy gradient; KL(policy || teacher), coef 1; 16 samples per step" in reported["asked for"]
     assert "teacher 387 KiB" in section(report, "memory")["trainer"]
 
 
@@ -107,7 +106,6 @@ def test_a_server_is_asked_before_anything_starts(make: Any, tiny_model: Path) -
         report = full_check(make({"algorithm": "opd", "teacher": {"url": url}}))
         assert report.errors == []
         assert section(report, "teacher")["teacher"] == f"teacher at {url}"
-        assert "16 requests at a time" in section(report, "teacher")["asked for"]
         named = make({"algorithm": "opd", "teacher": {"url": url, "served": "techer"}})
         assert "has no model 'techer' (trainer.teacher.served), only teacher" in quick_check(named).errors[0]
         server.models.append({"id": "second"})
