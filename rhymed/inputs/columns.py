@@ -67,7 +67,10 @@ class Columns:
             return {"prompt": chat, **row}
         if "prompt" not in self._named and self._named <= row.keys():
             return {"prompt": self._data.template.format_map(filled(row)), **row}
-        raise DataError(f"{where}: no column 'prompt'{_advice(row)}")
+        raise DataError(
+            f"{where}: no column 'prompt', nor one of {', '.join(PROMPTS)}{near('prompt', row)}: name the one with"
+            " the text, or the messages before the answer, in data.prompt_column"
+        )
 
 
 def filled(row: Row) -> Row:
@@ -137,24 +140,6 @@ def near(column: str, row: Row) -> str:
     """What a column that the row lacks may mean, for the end of an error."""
     close = difflib.get_close_matches(column, row, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; columns: {', '.join(map(str, row)) or 'none'}"
-
-
-def _advice(row: Row) -> str:
-    """What to do about a row without a prompt."""
-    close = difflib.get_close_matches("prompt", row, n=1)
-    guess = f"; did you mean {close[0]!r}?" if close else f", nor one of {', '.join(PROMPTS)};"
-    listed = f"{guess} columns: {', '.join(map(str, row)) or 'none'}."
-    if chats := [column for column, value in row.items() if _is_chat(value)]:
-        name = chats[0]
-        if row[name][-1]["role"] == "assistant":
-            return (
-                f"{listed} {name!r} ends with the assistant's answer: write the messages before it as 'prompt',"
-                " and the answer as a column of its own, e.g. 'answer'"
-            )
-        return f"{listed} Set data.prompt_column = {name!r}"
-    texts = [column for column, value in row.items() if isinstance(value, str) and value.strip()]
-    best = close[0] if close else max(texts, key=lambda column: len(row[column]), default="")
-    return f"{listed} Name one: data.prompt_column = {best!r}" if best else f"{listed} Add one that contains text"
 
 
 def _is_chat(value: Any) -> bool:

@@ -122,7 +122,8 @@ def _visits(name: str, columns: Columns, read: Iterator[Placed]) -> list[Placed]
     rows: dict[str, Placed] = {}
     visits: Counter[str] = Counter()
     places: dict[int, str] = {}  # of the first row, by a hash of its prompt
-    copies, same_prompt = Repeats(), Repeats()
+    copies: list[str] = []
+    same_prompt: list[str] = []
     for where, row in read:
         if VISIT in row:
             raise DataError(
@@ -130,7 +131,7 @@ def _visits(name: str, columns: Columns, read: Iterator[Placed]) -> list[Placed]
             )
         identity = prompt_id(row)
         if identity in rows:
-            copies.add(where, rows[identity][0])
+            copies.append(_repeats(where, rows[identity][0]))
             visits[identity] += 1
             visit = {**row, VISIT: visits[identity]}
             rows[prompt_id(visit)] = where, visit
@@ -138,36 +139,24 @@ def _visits(name: str, columns: Columns, read: Iterator[Placed]) -> list[Placed]
         rows[identity] = where, row
         question = hash(columns.question(row))
         if question in places:
-            same_prompt.add(where, places[question])
+            same_prompt.append(_repeats(where, places[question]))
         places.setdefault(question, where)
     total = len(rows)
-    if copies.count:
+    if copies:
         log.warning(
             "%s: %d of %d rows are exact copies of others; each counts as a prompt: %s",
-            name, copies.count, total, copies,
+            name, len(copies), total, copies[0],
         )  # fmt: skip
-    if same_prompt.count:
+    if same_prompt:
         log.warning(
             "%s: %d of %d rows have the same prompt as others but differ in other columns, and are used: %s",
-            name, same_prompt.count, total, same_prompt,
+            name, len(same_prompt), total, same_prompt[0],
         )  # fmt: skip
     return list(rows.values())
 
 
-class Repeats:
-    """Counts rows that repeat earlier ones, and names the first."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._first = ""
-
-    def add(self, where: str, earlier: str) -> None:
-        self.count += 1
-        if not self._first:
-            self._first = f"{where} repeats {earlier.rpartition(', ')[2]}"
-
-    def __str__(self) -> str:
-        return self._first
+def _repeats(where: str, earlier: str) -> str:
+    return f"{where} repeats {earlier.rpartition(', ')[2]}"
 
 
 def _without_overlong(config: Config, data: Dataset, rows: list[Placed], lengths: Lengths | None) -> list[Placed]:

@@ -21,10 +21,10 @@ GSM8K = {"question": "Two and two?", "answer": "Two plus two is four.\n#### 4"}
         ("[1]", r"rows\.jsonl, line 2: \[1\] is not a JSON object"),
         ("{'prompt': 1}", r"line 2: not JSON \(Expecting property name"),
         ('{"prompt": "q"', r"line 2: not JSON"),
-        ('{"prompts": "q"}', r"line 2: no column 'prompt'; did you mean 'prompts'\?"),
+        ('{"prompts": "q"}', r"line 2: no column 'prompt', nor .*; did you mean 'prompts'\?"),
         (
             '{"text": "q"}',
-            r"line 2: no column 'prompt', nor one of .*; columns: text\. Name one: data\.prompt_column = 'text'",
+            r"line 2: no column 'prompt', nor one of .*; columns: text: name the one .* data\.prompt_column",
         ),
         ('{"prompt": 4}', r"line 2: prompt is 4; it must be a string or a list"),
         ('{"prompt": []}', r"line 2: prompt is \[\]"),
@@ -69,22 +69,3 @@ def test_a_prompt_column_that_is_chosen_wins() -> None:
 
 def test_generated_rows_do_not_care_for_an_inherited_prompt_column() -> None:
     assert Columns(Data(prompt_column="question")).row("entry 0", TRL) == TRL
-
-
-@pytest.mark.parametrize(
-    ("row", "advice"),
-    [
-        ({"id": 1}, "columns: id. Add one that contains text"),
-        ({"id": "a", "text": "a longer one"}, "columns: id, text. Name one: data.prompt_column = 'text'"),
-        ({"chat": [{"role": "user", "content": "q"}]}, "Set data.prompt_column = 'chat'"),
-        (
-            {"chat": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
-            "'chat' ends with the assistant's answer: write the messages before it as 'prompt'",
-        ),
-    ],
-)
-def test_without_a_prompt_the_error_says_what_to_do(row: Row, advice: str) -> None:
-    with pytest.raises(DataError) as caught:
-        given(row)
-    assert str(caught.value).startswith("x.jsonl, line 1: no column 'prompt', nor one of question, problem")
-    assert advice in str(caught.value)

@@ -177,13 +177,13 @@ def damaged(kind: str, rows: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("gzip", "is compressed with gzip: unpack it first"),
-        ("utf16", "is UTF-16 text: write it as UTF-8 first"),
+        ("gzip", "line 1: not UTF-8 text"),
+        ("utf16", "line 1: not UTF-8 text"),
         ("rubbish", "line 1: not UTF-8 text"),
-        ("array", "this looks like one JSON array; write one object per line"),
-        ("csv", "line 1: not JSON (Expecting value, column 1): this looks like CSV (prompt,answer)"),
-        ("pretty", "this looks like JSON over several lines; write one object per line"),
-        ("pointer", "is a Git LFS pointer, not the data: run `git lfs pull`"),
+        ("array", "it begins: [; a *.jsonl file is UTF-8 text with one JSON object per line"),
+        ("csv", "line 1: not JSON (Expecting value, column 1), it begins: prompt,answer; "),
+        ("pretty", "it begins: {; a *.jsonl file is UTF-8 text with one JSON object per line"),
+        ("pointer", "it begins: version https://git-lfs"),
         ("empty", "the dataset is empty"),
         ("column", "line 1: no column 'prompt'"),
         ("long", "line 5: the prompt has 50 tokens, more than rollout.max_prompt_length = 32"),
@@ -205,9 +205,9 @@ def test_names_that_promise_another_kind_of_file(config: Path) -> None:
     rows = config.parent / "rows.jsonl"
     wrong = config.parent / "rows.parquet"
     shutil.copy(rows, wrong)
-    assert "it looks like JSON: set data.source to 'jsonl'" in refused(config, f"data.path={wrong}")
+    assert "not a readable parquet file: " in refused(config, f"data.path={wrong}")
     parquet.write_table(pyarrow.table({"prompt": ["a"]}), rows)
-    assert "is a parquet file: set data.source to 'parquet'" in refused(config)
+    assert "a *.jsonl file is UTF-8 text" in refused(config)
 
 
 # Model
