@@ -46,8 +46,7 @@ def test_a_setting_without_effect_is_an_error(tmp_path: Path) -> None:
 
 def test_a_choice_that_may_be_left_out_names_its_values(tmp_path: Path) -> None:
     found = error(tmp_path, '[trainer]\naggregation = "token_mean"\n')
-    assert "my.toml: trainer.aggregation = 'token_mean': it must be 'token-mean' or" in found
-    assert "did you mean 'token-mean'?" in found
+    assert "my.toml: trainer.aggregation = 'token_mean': it must be 'token-mean', " in found
 
 
 def test_several_settings_without_effect_are_all_reported(tmp_path: Path) -> None:

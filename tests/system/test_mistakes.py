@@ -130,7 +130,7 @@ def here(*arguments: object, status: int) -> str:
     [
         ("trainer.lrr=1", r"-o trainer.lrr=1: unknown key trainer.lrr; did you mean lr?"),
         ("trainr.lr=1", "-o trainr.lr=1: unknown section trainr; did you mean trainer?"),
-        ("trainer.epochs=two", "trainer.epochs = 'two': a whole number is needed"),
+        ("trainer.epochs=two", "trainer.epochs = 'two': a whole number without quotes is needed"),
         ("rollout.top_p=0", "rollout.top_p = 0: it must be greater than 0"),
         ("trainer.minibatches=3", "does not divide the 4 samples of a step"),
         ("rollout.max_response_length=900", "has a context of 512 tokens, less than rollout.max_prompt_length"),

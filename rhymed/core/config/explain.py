@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rhymed.core.config.config import Config
-from rhymed.core.text import short, truncated
+from rhymed.core.text import short
 
 MEANT = {
     "adam_beta1": "trainer.betas",
@@ -67,12 +67,10 @@ MEANT = {
 }
 """Names of TRL, verl and vLLM -> names of rhymed."""
 
-CUTOFF = 0.5  # similarity from which a value is suggested: fp32 suggests float32
-
 TYPE_NAMES = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
+    "int": "a whole number without quotes",
+    "float": "a number without quotes",
+    "bool": "true or false without quotes",
     "string": "text in quotes",
     "dict": "a table, { key = value }",
     "list": "a list, [ ... ]",
@@ -104,8 +102,6 @@ def explain(row: Any) -> str:
         return f"{key} is missing"
     if kind == "literal_error" and (gone := GONE.get(f"{key} = {_quoted(value)}")):
         return f"{key} = {_quoted(value)} is gone: {gone}"
-    if kind == "literal_error":
-        return f"{key} = {_quoted(value)}: {_choices(value, _literals(loc))}"
     if kind in ("model_type", "model_attributes_type"):
         return f"{key} = {_quoted(value)}: {key} is a section: write [{key}] and its keys on the lines below"
     if kind == "value_error":
@@ -118,7 +114,7 @@ def explain(row: Any) -> str:
             f"{key} = {_quoted(value)}: only letters, digits, '.', '_' and '-' are allowed, first a letter or digit"
         )
     if kind.endswith(("_type", "_parsing", "_from_float")) and expected in TYPE_NAMES:
-        return f"{key} = {_quoted(value)}: {_type(expected, value)}"
+        return f"{key} = {_quoted(value)}: {TYPE_NAMES[expected]} is needed"
     message = re.sub(r"^Input should be", "it must be", str(row["msg"]))
     return f"{key} = {_quoted(value)}: {message[:1].lower()}{message[1:]}"
 
@@ -159,44 +155,6 @@ def _unknown(loc: tuple[Any, ...]) -> str:
     if homes := [f"[{section}]" for section, fields in sections.items() if name in fields]:
         return f"{unknown}; it belongs to {' or '.join(homes)}"
     return f"{unknown}; valid here: {', '.join(valid)}"
-
-
-def _literals(loc: tuple[Any, ...]) -> list[str]:
-    field = field_of(loc)
-    return _choices_of(field.annotation) if field else []
-
-
-def _choices_of(annotation: Any) -> list[str]:
-    """Of a Literal, or of one that may be None or is in a list."""
-    if get_origin(annotation) is Literal:
-        return [str(choice) for choice in get_args(annotation)]
-    return [choice for kind in get_args(annotation) for choice in _choices_of(kind)]
-
-
-def _choices(value: Any, allowed: list[str]) -> str:
-    close = difflib.get_close_matches(str(value).lower(), allowed, n=1, cutoff=CUTOFF)
-    suggestion = f"; did you mean {close[0]!r}?" if close else ""
-    return f"it must be {' or '.join(map(repr, allowed))}{suggestion}"
-
-
-def _type(expected: str, value: Any) -> str:
-    if isinstance(value, str) and expected in ("int", "float", "bool"):
-        if _is_number(value) if expected != "bool" else value.lower() in ("true", "false"):
-            return f"it is text: write it without quotes, {truncated(value.strip().lower(), 60)}"
-        return f"{TYPE_NAMES[expected]} is needed"
-    if isinstance(value, bool) and expected != "bool":
-        return f"it is {str(value).lower()}, but {TYPE_NAMES[expected]} is needed"
-    if expected == "string" and isinstance(value, int | float):
-        return f'it must be text: write it in quotes, "{value}"'
-    return f"{TYPE_NAMES[expected]} is needed"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _quoted(value: Any) -> str:

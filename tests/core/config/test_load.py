@@ -93,21 +93,19 @@ def test_names_of_others_lead_to_keys_that_exist() -> None:
         ("rollout.lr=1", "unknown key rollout.lr; it belongs to [trainer]"),
         ("trainr.lr=1", "unknown section trainr; did you mean trainer?"),
         ("trainer.betas=[0.9,1]", "trainer.betas.1 = 1: it must be less than 1"),
-        ("trainer.lr=fast", "trainer.lr = 'fast': a number is needed"),
-        ("trainer.lr='1e-6'", "trainer.lr = '1e-6': it is text: write it without quotes, 1e-6"),
-        ("trainer.lr=true", "trainer.lr = true: it is true, but a number is needed"),
-        ("net.insecure='true'", "net.insecure = 'true': it is text: write it without quotes, true"),
+        ("trainer.lr=fast", "trainer.lr = 'fast': a number without quotes is needed"),
+        ("trainer.lr='1e-6'", "trainer.lr = '1e-6': a number without quotes is needed"),
+        ("trainer.lr=true", "trainer.lr = true: a number without quotes is needed"),
+        ("net.insecure='true'", "net.insecure = 'true': true or false without quotes is needed"),
         ("net.relay=maybe", "net.relay = 'maybe': auto, off or tcp://HOST:PORT is expected"),
         ("net.relay=tcp://10.0.0.1", "auto, off or tcp://HOST:PORT is expected"),
         ("trainer.lr=0", "trainer.lr = 0: it must be greater than 0"),
         ("trainer.lr=nan", "trainer.lr"),
         ("trainer.betas=0.9", "trainer.betas = 0.9: a list, [ ... ] is needed"),
         ("data.args=3", "data.args = 3: a table, { key = value } is needed"),
-        ("rollout.group_size=2.5", "rollout.group_size = 2.5: a whole number is needed"),
-        ("rollout.engine=sglang", "rollout.engine = 'sglang': it must be 'vllm' or 'trace'"),
-        ("data.source=json", "did you mean 'jsonl'?"),
-        ("model.dtype=bf16", "did you mean 'bfloat16'?"),
-        ("model.dtype=fp32", "did you mean 'float32'?"),
+        ("rollout.group_size=2.5", "rollout.group_size = 2.5: a whole number without quotes is needed"),
+        ("rollout.engine=sglang", "rollout.engine = 'sglang': it must be 'vllm', 'trace' or 'dataset'"),
+        ("model.dtype=bf16", "it must be 'bfloat16', 'float16' or 'float32'"),
         ("run.name=../up", "run.name = '../up': only letters, digits"),
         ("trainer=3", "trainer = 3: trainer is a section: write [trainer]"),
         ("trainer.lr", "write it as key=value"),
@@ -216,7 +214,7 @@ def test_who_set_the_key_is_the_place(file: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(path, ["trainer.lr=-1"], environ)
     assert str(caught.value).splitlines() == [
-        "environment RHYMED_TRAINER__EPOCHS=none: trainer.epochs = 'none': a whole number is needed",
+        "environment RHYMED_TRAINER__EPOCHS=none: trainer.epochs = 'none': a whole number without quotes is needed",
         "-o trainer.lr=-1: trainer.lr = -1: it must be greater than 0",
     ]
 
