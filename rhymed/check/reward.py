@@ -26,8 +26,7 @@ NONSENSE = "banana"
 SHOWN_CHARS = 600
 MAX_COLUMNS = 4  # that are tried as answers
 MAX_COLUMN_CHARS = 200
-MAX_DIGITS = 15
-RIGHT_LABEL, OTHERWISE_LABEL, NONSENSE_LABEL = "right answer", "right, written otherwise", "nonsense"
+RIGHT_LABEL, NONSENSE_LABEL = "right answer", "nonsense"
 
 
 @dataclass(frozen=True)
@@ -47,22 +46,10 @@ def answers(data: Data, reward: Reward, row: Row) -> list[Answer]:
     chosen: list[Answer] = []
     if right:
         chosen.append(Answer(RIGHT_LABEL, form.format(right)))
-        if other := _otherwise(right):
-            chosen.append(Answer(OTHERWISE_LABEL, form.format(other), usual=False))
     elif any(":" in scorer.scorer for scorer in reward.all):
         chosen += _columns(data, row)
     nonsense = "0" if any(scorer.answer == "last_number" for scorer in reward.all) else NONSENSE
     return [*chosen, Answer(NONSENSE_LABEL, form.format(NONSENSE if nonsense != right else nonsense), usual=False)]
-
-
-def _otherwise(right: str) -> str:
-    """A whole number as a policy writes it, where a table has changed it to `5.0`; empty: it has no other form."""
-    from rhymed_workers.reward.scorers.answer import number
-
-    value = number(right)
-    if value is None or value != value.to_integral_value() or abs(value.adjusted()) > MAX_DIGITS:
-        return ""
-    return plain if (plain := str(int(value))) != right else ""
 
 
 def _columns(data: Data, row: Row) -> Iterator[Answer]:
@@ -147,11 +134,6 @@ def _doubts(eval: Eval, rewards: dict[str, float], nonsense_text: str) -> Iterat
         yield (
             f"reward: the right answer gets {right:g}, and {nonsense_text!r} gets {nonsense:g}: such a reward"
             " teaches nothing useful; check reward.scorer, reward.answer and the column with the right answer"
-        )
-    elif right is not None and (otherwise := rewards.get(OTHERWISE_LABEL)) is not None and otherwise < right:
-        yield (
-            f"reward: the right answer gets {right:g} as the row has it, and {otherwise:g} as a whole number: compare"
-            " numbers by value, or write the column without .0"
         )
     elif nonsense and equal:
         yield f"reward: even {nonsense_text!r} gets {nonsense:g}: a constant reward teaches nothing"
