@@ -104,7 +104,7 @@ def _split(datasets: Any, data: Dataset, path: str) -> Any:
         try:
             builder = datasets.load_dataset_builder(path, data.subset or None, revision=data.revision or None)
         except ValueError as error:
-            raise DataError(f"{path}: {_subsets(data.subset, error)}") from None
+            raise DataError(f"{path}: data.subset = {data.subset!r}: {' '.join(str(error).split())}") from None
         name = re.split(r"[\[+]", data.split)[0]
         splits = list(builder.info.splits or builder.config.data_files or [])
         if splits and name not in splits:
@@ -116,16 +116,6 @@ def _split(datasets: Any, data: Dataset, path: str) -> Any:
             return builder.as_dataset(split=data.split)
         except ValueError as error:
             raise DataError(f"{path}: data.split = {data.split!r}: {error}") from None
-
-
-def _subsets(subset: str, error: ValueError) -> str:
-    """The library's list of subsets as a sentence."""
-    listed = re.search(r"\[.*\]", str(error))
-    names = ", ".join(re.findall(r"'([^']*)'", listed.group())) if listed else ""
-    if not names:
-        return f"data.subset = {subset!r}: {' '.join(str(error).split())}"
-    wrong = f"data.subset = {subset!r}: there is no such subset" if subset else "data.subset must name a subset"
-    return f"{wrong}; it has {names}"
 
 
 @contextlib.contextmanager
@@ -191,31 +181,23 @@ def check_repository(kind: Kind, name: str, revision: str, error: type[RhymedErr
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     section = "model" if kind == "model" else "data"
-    setting = f"{section}.path = {name!r}"
     page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
     api = HfApi()
     try:
         info = api.repo_info(name, repo_type=kind, revision=revision or None, timeout=PATIENCE_S)
         if info.gated or info.private:
             api.auth_check(name, repo_type=kind)
-    except hub.GatedRepoError:
-        raise error(
-            f"{setting}: this {kind} is gated: accept its terms at {page}, then `hf auth login` (or HF_TOKEN)"
-        ) from None
-    except hub.RevisionNotFoundError:
-        raise error(f"{section}.revision = {revision!r}: no such branch, tag or commit; see {page}") from None
-    except hub.RepositoryNotFoundError:
-        raise error(
-            f"{setting}: the hub has no {kind} of that name, or it is private (then: `hf auth login` or HF_TOKEN),"
-            f" and there is no such path on this machine{similar(Path(name).expanduser())}"
-        ) from None
-    except hub.HFValidationError as reason:
-        raise error(f"{setting}: {reason}") from None
-    except hub.HfHubHTTPError as reason:
-        if reason.response.status_code in (401, 403):
-            text = reason.server_message or reason
-            raise error(f"{setting}: the hub refuses: {text}; see `hf auth whoami`") from None
-        why = f"{constants.ENDPOINT} answers {reason.response.status_code}"
+    except (hub.HfHubHTTPError, hub.HFValidationError) as reason:
+        status = reason.response.status_code if isinstance(reason, hub.HfHubHTTPError) else 404
+        if status in (401, 403, 404):
+            at = f" at revision {revision!r}" if revision else ""
+            raise error(
+                f"{section}.path = {name!r}{at}: the hub refuses this {kind}, or has none of that name"
+                f" ({type(reason).__name__}): see {page}; a private or gated one needs `hf auth login` (or HF_TOKEN)"
+                f" and its terms accepted there. There is no such path on this machine"
+                f" either{similar(Path(name).expanduser())}"
+            ) from None
+        why = f"{constants.ENDPOINT} answers {status}"
     except Exception as reason:  # of the HTTP client: no route, no name, a time-out, a proxy
         why = f"{constants.ENDPOINT} cannot be reached ({type(reason).__name__})"
     else:
@@ -227,18 +209,10 @@ def check_repository(kind: Kind, name: str, revision: str, error: type[RhymedErr
 def _unreachable(kind: Kind, name: str, why: str) -> str:
     flag = " --repo-type dataset" if kind == "dataset" else ""
     key = "model.path" if kind == "model" else "data.path"
-    near = similar_path(name)
-    end = "" if near.endswith("?") else "."
     return (
-        f"{key} = {name!r}: not in the local cache, and {why}{near}{end} With a network:"
+        f"{key} = {name!r}: not in the local cache, and {why}{similar(Path(name).expanduser())}. With a network:"
         f" `hf download {name}{flag} --local-dir FOLDER`, then set {key} to that folder"
     )
-
-
-def similar_path(name: str) -> str:
-    """For a hub id that may be a mistyped path."""
-    path = Path(name)
-    return f", nor is there a folder {name}{similar(path)}" if path.parent.is_dir() else ""
 
 
 @contextlib.contextmanager
