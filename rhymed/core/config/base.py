@@ -41,6 +41,12 @@ class Section(BaseModel):
             raise ValueError(f"{value:g} is more than {most:,.0f}, the largest possible value")
         return value
 
+    def changed(self, *names: str) -> list[str]:
+        """Which of these settings, or of all, differ from their defaults. Not `model_fields_set`: a configuration
+        that another process wrote sets every key."""
+        fields = type(self).model_fields
+        return [name for name in names or fields if getattr(self, name) != fields[name].default]
+
 
 def _check_value(value: Any) -> None:
     """Raises `ValueError` for what cannot be written to JSON and read again, also inside of tables and lists."""

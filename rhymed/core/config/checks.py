@@ -165,9 +165,8 @@ def dynamic_sampling(trainer: Trainer, reward: Reward) -> Iterator[str]:
 
 
 def critic(trainer: Trainer) -> Iterator[str]:
-    given, fields = trainer.critic, type(trainer.critic).model_fields
-    changed = [name for name, field in fields.items() if getattr(given, name) != field.default]
-    if changed and not trainer.recipe.critic:
+    given = trainer.critic
+    if (changed := given.changed()) and not trainer.recipe.critic:
         users = " or ".join(name for name, recipe in ALGORITHMS.items() if recipe.critic)
         yield (
             f"trainer.critic.{changed[0]} has no effect: trainer.algorithm = {trainer.algorithm!r} has no critic; set"

@@ -123,9 +123,7 @@ class Data(Dataset):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        fields = type(self).model_fields  # compared with defaults: a config written by another process sets every key
-        own = [key for key in Dataset.model_fields if key not in INHERITED]
-        single = [key for key in own if getattr(self, key) != fields[key].default]
+        single = self.changed(*(key for key in Dataset.model_fields if key not in INHERITED))
         if self.datasets and single:
             raise ValueError(
                 f"{' and '.join(single)} cannot be combined with datasets: move it into each [[data.datasets]]"

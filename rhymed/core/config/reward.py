@@ -126,10 +126,7 @@ class Reward(Section):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        fields = type(self).model_fields  # compared with defaults: a config written by another process sets every key
-        single = [
-            name for name in ("scorer", "answer", "args", "judge") if getattr(self, name) != fields[name].default
-        ]
+        single = self.changed("scorer", "answer", "args", "judge")
         if self.scorers and single:
             raise ValueError(
                 f"{' and '.join(single)} cannot be combined with scorers: move it into [[reward.scorers]]"
@@ -239,7 +236,7 @@ class Judge(Section):
     def _agrees(self) -> Self:
         if self.range and not (len(self.range) == 2 and self.range[0] < self.range[1]):
             raise ValueError(f"range = {self.range}: write [least, most], e.g. [0, 10]")
-        changed = [name for name in WRITTEN if getattr(self, name) != type(self).model_fields[name].default]
+        changed = self.changed(*WRITTEN)
         if self.api != "chat" and changed:
             raise ValueError(f"{changed[0]} is for api = 'chat'; a reward model reads the prompt and the response")
         if self.rubric_file and "rubric" in changed:

@@ -115,15 +115,9 @@ class Teacher(Section):
             "beta": (self.divergence == "mixed", "divergence = 'mixed'"),
             "topk": (self.tokens == "topk", "over = 'topk'"),
         }
-        found = [(name, need) for name, (met, need) in needs.items() if not met and self._changed(name)]
-        others = [name for name in type(self).model_fields if name not in needs and self._changed(name)]
-        teacher = "a teacher: model, url, demonstration or system"
-        return [
-            f"{name} needs {need}" for name, need in found + [(name, teacher) for name in others if not self.used]
-        ]
-
-    def _changed(self, name: str) -> bool:
-        return bool(getattr(self, name) != type(self).model_fields[name].default)
+        teacher = (self.used, "a teacher: model, url, demonstration or system")
+        found = [(name, *needs.get(name, teacher)) for name in self.changed()]
+        return [f"{name} needs {need}" for name, met, need in found if not met]
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
