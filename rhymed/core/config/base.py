@@ -4,9 +4,9 @@ value is larger than what can be held, computed with or written to a file."""
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticKnownError
 
 LARGEST = (1 << 63) - 1
@@ -17,6 +17,16 @@ LEAST_GIB = 0.0625  # of memory, to load the simplest scorer
 MOST_TOKENS = 1 << 24
 MOST_STEPS = (1 << 30) - 1  # larger ones number evaluations
 NAME_LENGTH = 100  # of what becomes a part of a file's name, which has at most 255 bytes
+
+
+def _loads(memory_gib: float) -> float:
+    if 0 < memory_gib < LEAST_GIB:
+        raise ValueError(f"{memory_gib:g} is less than {LEAST_GIB:g}, which a subprocess needs; 0: no limit")
+    return memory_gib
+
+
+ProcessGib = Annotated[float, AfterValidator(_loads)]
+"""Memory of a subprocess; 0: no limit."""
 
 
 class Section(BaseModel):

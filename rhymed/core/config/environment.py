@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rhymed.core.config.base import LEAST_GIB, MOST_PROCESSES, Section
+from rhymed.core.config.base import MOST_PROCESSES, ProcessGib, Section
 
 
 class McpServer(Section):
@@ -96,7 +96,7 @@ class Environment(Section):
         ge=0,
         description="samples that a worker has open at once, with environment or program; 0: 1024, 32 of programs",
     )
-    memory_gib: float = Field(4.0, ge=0, description="writable memory of a subprocess; 0: no limit")
+    memory_gib: ProcessGib = Field(4.0, ge=0, description="writable memory of a subprocess; 0: no limit")
     replay: bool = Field(
         True,
         description="after the loss of a subprocess, rebuild an environment of factory or url by making its calls"
@@ -130,6 +130,4 @@ class Environment(Section):
             raise ValueError("url cannot be combined with tools, mcp or factory: its server has the tools")
         if self.action != "auto" and not self.url:
             raise ValueError(f"action = {self.action!r} has no effect: it is for url")
-        if 0 < self.memory_gib < LEAST_GIB:
-            raise ValueError(f"memory_gib: {self.memory_gib:g} is less than {LEAST_GIB:g}, which a subprocess needs")
         return self

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from rhymed.core.config.base import MOST_PROCESSES, MOST_TOKENS, Section
 
 LONGEST_STOP = 256  # characters
+StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
 
 
 class Rollout(Section):
@@ -28,12 +30,12 @@ class Rollout(Section):
     top_p: float = Field(1.0, gt=0, le=1, description="1: off")
     top_k: int = Field(0, ge=0, description="0: off")
     min_p: float = Field(0.0, ge=0, lt=1, description="0: off")
-    stop: list[str] = Field(
+    stop: list[StopString] = Field(
         [],
         max_length=64,
         description="strings that end a response or a turn, e.g. </search>; the token that completes one is its last",
     )
-    stop_token_ids: list[int] = Field(
+    stop_token_ids: list[TokenId] = Field(
         [],
         max_length=64,
         description="token ids that end a response or a turn, in addition to those of model and chat template",
@@ -82,10 +84,6 @@ class Rollout(Section):
 
     @model_validator(mode="after")
     def _stops(self) -> Self:
-        if any(not 0 < len(string) <= LONGEST_STOP for string in self.stop):
-            raise ValueError(f"stop: each string needs 1 to {LONGEST_STOP} characters")
-        if any(not 0 <= token < 1 << 31 for token in self.stop_token_ids):
-            raise ValueError("stop_token_ids: token ids, which are not negative, are expected")
         if self.engine != "vllm" and (self.stop or self.stop_token_ids):
             raise ValueError(f"stop and stop_token_ids have no effect: engine = {self.engine!r} generates no text")
         return self
@@ -146,17 +144,6 @@ class Drafts(Section):
         32, ge=0, le=1 << 16, description="earlier responses per prompt; 0: only running samples of the group"
     )
     memory_mib: int = Field(512, gt=0, description="memory of one worker for its indexes")
-
-    @field_validator("method", mode="before")
-    @classmethod
-    def _refuse(cls, method: object) -> object:
-        """Names that one might try. Their error says what to do instead."""
-        if method in ("history+eagle3", "history+eagle", "history+mtp", "head"):
-            raise ValueError(
-                f"{method} is not supported: 'history+engine' has vLLM's own head (EAGLE-3, MTP) with history, by"
-                " rollout.engine_args.speculative_config"
-            )
-        return method
 
     @property
     def by_engine(self) -> bool:

@@ -9,9 +9,9 @@ import re
 from typing import Any, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from rhymed.core.config.base import LEAST_GIB, MOST_PROCESSES, NAME_LENGTH, Section
+from rhymed.core.config.base import MOST_PROCESSES, NAME_LENGTH, ProcessGib, Section
 
 QUEUED = 8  # samples in hand per scoring process, so that none waits for store or broker
 
@@ -74,7 +74,7 @@ class Reward(Section):
         gt=0,
         description="time limit per scorer and sample, for a group the sum; then the scoring subprocess is killed",
     )
-    memory_gib: float = Field(4.0, ge=0, description="writable memory of a scoring subprocess; 0: no limit")
+    memory_gib: ProcessGib = Field(4.0, ge=0, description="writable memory of a scoring subprocess; 0: no limit")
     file_mib: int = Field(64, ge=0, description="largest file that a scoring subprocess may write; 0: no limit")
     open_files: int = Field(256, ge=32, le=1 << 20, description="files that a scoring subprocess may have open")
     processes_limit: int = Field(
@@ -86,15 +86,6 @@ class Reward(Section):
     on_error: Literal["drop", "zero", "stop"] = Field(
         "drop", description="what happens to a sample that cannot be scored"
     )
-
-    @field_validator("memory_gib", mode="after")
-    @classmethod
-    def _loads(cls, memory_gib: float) -> float:
-        if 0 < memory_gib < LEAST_GIB:
-            raise ValueError(
-                f"{memory_gib:g} is less than {LEAST_GIB:g}, which a scoring subprocess needs; 0: no limit"
-            )
-        return memory_gib
 
     @property
     def all(self) -> list[Scorer]:
