@@ -131,8 +131,6 @@ def describe(config: Config, preview: Preview, training: Measured) -> Section:
         name, about = tool["function"]["name"], tool["function"].get("description", "")
         section.add(name, f"{about}{' (may be called again)' if name in preview.about.idempotent else ''}")
     section.add("at once", f"{preview.slots} samples of each of {settings.workers} workers")
-    for note in preview.dialogue.notes():
-        section.add("chat", note)
     if problem := preview.dialogue.problem():
         section.warnings.append(problem)
     if settings.command:

@@ -6,7 +6,7 @@ row, or in a tool's result, becomes ordinary tokens. Only the template writes
 special tokens.
 
 Templates differ in the messages that they accept. Small chats are tried once: a system message, tools, the role of
-tools, two results in a row. Messages that a template refuses take another form (`Ways`), which `notes` reports.
+tools, two results in a row. Messages that a template refuses take another form (`Ways`).
 """
 
 from __future__ import annotations
@@ -238,23 +238,6 @@ class ChatTemplate:
         if known is None or known[0] != key:
             self._known = known = (key, self.knows_tools(tools))
         return known[1]
-
-    def notes(self, tools: Tools = (), *, answered: bool = True) -> list[str]:
-        """The differences from a chat that the template writes, as sentences. `answered`: turns are followed by
-        results."""
-        notes = []
-        if tools and not self._knows(tools):
-            place = (
-                "a system message"
-                if self.takes_system
-                else "the first message of the user, for it has no system role"
-            )
-            notes.append(f"the chat template has no tools: their schemas are {place}")
-        if answered and self.ways.role == "user":
-            notes.append("the chat template has no usable role for tools: results are messages of the user")
-        if answered and self.ways.joined:
-            notes.append("the chat template refuses two results in a row: those of a turn are one message")
-        return notes
 
     def problem(self) -> str:
         """Why the policy reads a chat that the template would not write; empty: it reads what the template writes."""

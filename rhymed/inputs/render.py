@@ -116,7 +116,9 @@ class Renderer:
             return self.template.text(chat, tools, options, continued=continued)
         except Exception as error:  # a template may raise anything
             raise DataError(
-                f"{where}: the chat template refuses it ({type(error).__name__}: {error}){self._advice(row, chat)}"
+                f"{where}: the chat template refuses it ({type(error).__name__}: {error}): its roles are"
+                f" {', '.join(message['role'] for message in chat)}; move the words of a system message that it does"
+                " not know into data.template, or name a file with another template in model.chat_template"
             ) from None
 
     def _tokens(self, texts: list[str]) -> list[list[int]]:
@@ -126,14 +128,6 @@ class Renderer:
         return [
             tokens if tokens[: len(front)] == front else [*front, *tokens] for tokens in self.template.batch(texts)
         ]
-
-    def _advice(self, row: Row, chat: Chat) -> str:
-        if chat[0]["role"] != "system":
-            roles = ", ".join(message["role"] for message in chat)
-            return f": the row's roles are {roles}; model.chat_template can name a file with another template"
-        if not isinstance(row["prompt"], list) or len(chat) > len(row["prompt"]):
-            return ": if it knows no system message, write data.system's words into data.template instead"
-        return ": if it knows no system message, move the row's into its user message, or give model.chat_template"
 
 
 def front_of(tokenizer: Any) -> list[int]:

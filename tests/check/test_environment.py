@@ -124,9 +124,6 @@ def test_the_words_of_tools_count_in_the_lengths_of_prompts(make: Any) -> None:
 def test_a_template_without_a_system_role_has_tools_in_the_users_words(make: Any) -> None:
     report = full_check(make({"tools": "add"}, template=GEMMA))
     assert report.errors == []
-    said = [text for section in report.sections for label, text in section.rows if label == "chat"]
-    assert any("it has no system role" in text for text in said)
-    assert any("one message" in text for text in said)
     assert "<start_of_turn>user\n# Tools" in shown(report)["row 1"]
 
 

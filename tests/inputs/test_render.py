@@ -181,8 +181,8 @@ def test_chat_templates_that_cannot_be_used(
 @pytest.mark.parametrize(
     ("data", "prompt", "message"),
     [
-        ({"system": "Be brief."}, "hi", "system role not supported.*write data.system's words into data.template"),
-        ({}, [{"role": "system", "content": "S"}, {"role": "user", "content": "hi"}], "move the row's into its user"),
+        ({"system": "Be brief."}, "hi", "system role not supported.*move the words of a system message"),
+        ({}, [{"role": "system", "content": "S"}, {"role": "user", "content": "hi"}], "roles are system, user; move"),
         (
             {},
             [{"role": "user", "content": "hi"}, {"role": "narrator", "content": "4"}],

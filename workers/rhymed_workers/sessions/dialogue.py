@@ -128,10 +128,6 @@ class Dialogue:
         """Why the policy reads a chat that the template would not write; empty: it reads what the template writes."""
         return self.template.problem() if self.template else ""
 
-    def notes(self) -> list[str]:
-        """Notes on the form of tools and results that the template does not support."""
-        return self.template.notes(self._tools) if self.template else []
-
 
 def load_dialogue(config: Config, tools: Sequence[dict[str, Any]], limit: int = 0) -> Dialogue:
     """Blocking: reads the model's tokenizer. `limit`: of a prompt's tokens; 0: the run's. Raises `ConfigError`."""
