@@ -288,8 +288,7 @@ def advantages(
     also of the whitening. `own_N`: loss weights from the rewards. `kl_N`: KL of each token, for one in the reward.
     `earned_N`: what single tokens earned of the rewards.
     """
-    every_N = torch.ones_like(values_N, dtype=torch.bool)
-    rewards_N = gae.token_rewards(rewards_B, lengths_B, every_N, kl_N, recipe.kl_coef, earned_N)
-    found = gae.estimate(rewards_N, values_N, lengths_B, every_N, gamma=recipe.gamma, lam=recipe.gae_lambda)
+    rewards_N = gae.token_rewards(rewards_B, lengths_B, kl_N, recipe.kl_coef, earned_N)
+    found = gae.estimate(rewards_N, values_N, lengths_B, gamma=recipe.gamma, lam=recipe.gae_lambda)
     advantages_N = gae.whiten(found.advantages_N, means_N > 0) if recipe.whiten else found.advantages_N
     return advantages_N.float(), Targets(values_N, found.returns_N.float(), means_N * own_N)

@@ -16,6 +16,7 @@ from rhymed_workers.trainer.algorithms import gae
 
 FROZEN = json.loads((Path(__file__).parents[3] / "data" / "gae_verl.json").read_text())
 LENGTHS = torch.tensor(FROZEN["lengths"])
+"""Of the responses with tokens of environments, which a mask leaves out."""
 
 
 def doubles(values: Any) -> Tensor:
@@ -29,13 +30,17 @@ def case(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_advantages_and_returns_are_those_of_verl(case: dict[str, Any]) -> None:
-    mask_N, values_N = torch.tensor(case["mask"]), doubles(case["values"])
-    rewards_N = gae.token_rewards(doubles(case["scores"]), LENGTHS, mask_N, doubles(case["kl"]), FROZEN["kl_coef"])
-    found = gae.estimate(rewards_N, values_N, LENGTHS, mask_N, gamma=case["gamma"], lam=case["lam"])
-    white_N = gae.whiten(found.advantages_N, mask_N)
-    assert torch.allclose(white_N[mask_N], doubles(case["advantages"])[mask_N], atol=1e-7)
-    assert torch.allclose(found.returns_N[mask_N], doubles(case["returns"])[mask_N], atol=1e-12)
-    assert (white_N[~mask_N] == 0).all()
+    """verl passes masked tokens by; here only the policy's are on the axis."""
+    mask_N = torch.tensor(case["mask"])
+    lengths_B = torch.stack([part.sum() for part in mask_N.split(LENGTHS.tolist())])
+    values_N, kl_N, advantages_N, returns_N = (
+        doubles(case[name])[mask_N] for name in ("values", "kl", "advantages", "returns")
+    )
+    rewards_N = gae.token_rewards(doubles(case["scores"]), lengths_B, kl_N, FROZEN["kl_coef"])
+    found = gae.estimate(rewards_N, values_N, lengths_B, gamma=case["gamma"], lam=case["lam"])
+    white_N = gae.whiten(found.advantages_N, torch.ones_like(kl_N, dtype=torch.bool))
+    assert torch.allclose(white_N, advantages_N, atol=1e-7)
+    assert torch.allclose(found.returns_N, returns_N, atol=1e-12)
 
 
 def test_the_value_loss_and_its_gradient_are_those_of_verl(case: dict[str, Any]) -> None:
@@ -49,34 +54,19 @@ def test_the_value_loss_and_its_gradient_are_those_of_verl(case: dict[str, Any])
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Lengths, mask, rewards, values."""
+def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
+    """Lengths, rewards, values."""
     lengths = draw(st.lists(st.integers(0, 7), min_size=1, max_size=4))
-    count = sum(lengths)
-    number = st.floats(-3, 3)
-    mask = draw(st.lists(st.booleans(), min_size=count, max_size=count))
-    rewards, values = (draw(st.lists(number, min_size=count, max_size=count)) for _ in range(2))
-    return torch.tensor(lengths), torch.tensor(mask, dtype=torch.bool), doubles(rewards), doubles(values)
-
-
-@given(batches(), st.floats(0, 1), st.floats(0, 1))
-def test_masked_tokens_are_as_if_cut_out(batch: tuple[Tensor, ...], gamma: float, lam: float) -> None:
-    lengths_B, mask_N, rewards_N, values_N = batch
-    whole = gae.estimate(rewards_N, values_N, lengths_B, mask_N, gamma=gamma, lam=lam)
-    left_B = torch.stack([part.sum() for part in mask_N.split(lengths_B.tolist())])
-    cut = gae.estimate(rewards_N[mask_N], values_N[mask_N], left_B, mask_N[mask_N], gamma=gamma, lam=lam)
-    assert torch.equal(whole.advantages_N[mask_N], cut.advantages_N)
-    assert torch.equal(whole.returns_N[mask_N], cut.returns_N)
-    assert (whole.advantages_N[~mask_N] == 0).all()
-    assert (whole.returns_N[~mask_N] == 0).all()
+    rewards, values = (
+        draw(st.lists(st.floats(-3, 3), min_size=sum(lengths), max_size=sum(lengths))) for _ in range(2)
+    )
+    return torch.tensor(lengths), doubles(rewards), doubles(values)
 
 
 @given(batches(), st.floats(0, 1), st.floats(0, 1))
 def test_advantages_are_sums_of_discounted_differences(batch: tuple[Tensor, ...], gamma: float, lam: float) -> None:
-    lengths_B, _, rewards_N, values_N = batch
-    found = gae.estimate(
-        rewards_N, values_N, lengths_B, torch.ones(len(rewards_N), dtype=torch.bool), gamma=gamma, lam=lam
-    )
+    lengths_B, rewards_N, values_N = batch
+    found = gae.estimate(rewards_N, values_N, lengths_B, gamma=gamma, lam=lam)
     expected: list[float] = []
     for rewards, values in zip(rewards_N.split(lengths_B.tolist()), values_N.split(lengths_B.tolist()), strict=True):
         following = torch.cat([values[1:], torch.zeros(min(1, len(values)), dtype=torch.float64)])
@@ -88,24 +78,22 @@ def test_advantages_are_sums_of_discounted_differences(batch: tuple[Tensor, ...]
 
 
 def test_without_values_advantages_are_the_rewards_to_go() -> None:
-    lengths_B, mask_N = torch.tensor([3, 2]), torch.tensor([True, True, True, True, False])
-    rewards_N = gae.token_rewards(doubles([1.0, -2.0]), lengths_B, mask_N)
-    assert rewards_N.tolist() == [0, 0, 1, -2, 0]  # the last token of the second was not written by the policy
-    found = gae.estimate(rewards_N, torch.zeros(5), lengths_B, mask_N, gamma=0.5)
-    assert found.advantages_N.tolist() == found.returns_N.tolist() == [0.25, 0.5, 1, -2, 0]
+    lengths_B = torch.tensor([3, 1])
+    rewards_N = gae.token_rewards(doubles([1.0, -2.0]), lengths_B)
+    assert rewards_N.tolist() == [0, 0, 1, -2]
+    found = gae.estimate(rewards_N, torch.zeros(4), lengths_B, gamma=0.5)
+    assert found.advantages_N.tolist() == found.returns_N.tolist() == [0.25, 0.5, 1, -2]
 
 
-def test_the_divergence_is_a_cost_of_every_token_that_the_policy_wrote() -> None:
-    mask_N = torch.tensor([True, False, True, False])
-    kl_N = doubles([0.5, float("nan"), -1.0, 3.0])
-    found = gae.token_rewards(doubles([1.0, 7.0]), torch.tensor([3, 1]), mask_N, kl_N, 0.1)
-    assert torch.allclose(found, doubles([-0.05, 0, 1.1, 0]))  # nothing for a sample that is masked as a whole
+def test_the_divergence_is_a_cost_of_every_token() -> None:
+    found = gae.token_rewards(doubles([1.0, 7.0]), torch.tensor([2, 0]), doubles([0.5, -1.0]), 0.1)
+    assert torch.allclose(found, doubles([-0.05, 1.1]))  # nothing for a sample without tokens
 
 
 def test_a_perfect_critic_leaves_no_advantage() -> None:
-    lengths_B, mask_N = torch.tensor([4]), torch.ones(4, dtype=torch.bool)
-    rewards_N = gae.token_rewards(doubles([2.0]), lengths_B, mask_N)
-    found = gae.estimate(rewards_N, torch.full((4,), 2.0), lengths_B, mask_N, lam=0.3)
+    lengths_B = torch.tensor([4])
+    rewards_N = gae.token_rewards(doubles([2.0]), lengths_B)
+    found = gae.estimate(rewards_N, torch.full((4,), 2.0), lengths_B, lam=0.3)
     assert found.advantages_N.tolist() == [0, 0, 0, 0]
     assert found.returns_N.tolist() == [2, 2, 2, 2]
 

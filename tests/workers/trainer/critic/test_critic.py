@@ -188,15 +188,15 @@ def test_estimates_of_a_trained_critic_have_less_variance(critic: Callable[..., 
     draw = np.random.default_rng(2)
     prompts = [draw.integers(2, 250, 6) for _ in range(4)]
     samples = [Sequences(prompts[n % 4], draw.integers(2, 250, 3)) for n in range(16)]
-    lengths_B, mask_N = torch.full((16,), 3), torch.ones(48, dtype=torch.bool)
-    rewards_N = gae.token_rewards(torch.tensor([float(n % 4) for n in range(16)]), lengths_B, mask_N)
+    lengths_B = torch.full((16,), 3)
+    rewards_N = gae.token_rewards(torch.tensor([float(n % 4) for n in range(16)]), lengths_B)
     made, batches = critic(lr=3e-3, value_clip=0), batches_of(samples)
 
     def spread() -> float:
-        found = gae.estimate(rewards_N, made.values(batches, 48), lengths_B, mask_N, lam=0.95)
+        found = gae.estimate(rewards_N, made.values(batches, 48), lengths_B, lam=0.95)
         return float(found.advantages_N.var())
 
     before = spread()
     for _ in range(15):
-        step(made, samples, gae.estimate(rewards_N, torch.zeros(48), lengths_B, mask_N).returns_N.float())
+        step(made, samples, gae.estimate(rewards_N, torch.zeros(48), lengths_B).returns_N.float())
     assert spread() < 0.5 * before

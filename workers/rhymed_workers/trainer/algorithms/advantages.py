@@ -57,10 +57,8 @@ def advantages(
     if recipe.advantage == "none":
         return torch.zeros(len(kept_N))
     if recipe.advantage == "return":
-        every_N = torch.ones_like(kept_N)
-        rewards_N = gae.token_rewards(rewards_B, lengths_B, every_N, kl_N, recipe.kl_coef, earned_N)
-        none_N = torch.zeros_like(rewards_N)
-        found_N = gae.estimate(rewards_N, none_N, lengths_B, every_N, gamma=recipe.gamma).advantages_N
+        rewards_N = gae.token_rewards(rewards_B, lengths_B, kl_N, recipe.kl_coef, earned_N)
+        found_N = gae.estimate(rewards_N, torch.zeros_like(rewards_N), lengths_B, gamma=recipe.gamma).advantages_N
     elif recipe.advantage == "decoupled":
         parts = Objectives(rewards_B[:, None], torch.ones(1)) if objectives is None else objectives
         found_N = decoupled(parts, groups_B).repeat_interleave(lengths_B)

@@ -1,8 +1,7 @@
 """Rewards, advantages and returns of single tokens, and the loss of the values that a critic gives them.
 
-Pure functions over flat tokens (axis N: response tokens, sample after sample, as many as `lengths_B` says). A token
-whose mask is False was not written by the policy, or is not trained on: rewards and values pass it by as if it were
-cut out. Definitions: Schulman et al. 2016 (arXiv 1506.02438), equation 16, and verl 0.9.1 (`core_algos`:
+Pure functions over flat tokens (axis N: tokens that the policy wrote, sample after sample, as many as `lengths_B`
+says). Definitions: Schulman et al. 2016 (arXiv 1506.02438), equation 16, and verl 0.9.1 (`core_algos`:
 `compute_gae_advantage_return`, `compute_value_loss`; `torch_functional.masked_whiten`). Left out: a value after the
 last token, so a response that was cut at its limit ends like any other. Knows neither models nor batches.
 """
@@ -18,7 +17,7 @@ VARIANCE_EPS = 1e-8
 
 
 class Estimates(NamedTuple):
-    """Float64; 0 where the mask is False."""
+    """Float64."""
 
     advantages_N: Tensor
     returns_N: Tensor  # what the value should have been: advantage + value
@@ -34,50 +33,45 @@ class ValueTerms(NamedTuple):
 def token_rewards(
     scores_B: Tensor,
     lengths_B: Tensor,
-    mask_N: Tensor,
     kl_N: Tensor | None = None,
     kl_coef: float = 0.0,
     earned_N: Tensor | None = None,
 ) -> Tensor:
-    """(N,) float64: each sample's score at its last unmasked token, and -kl_coef * kl at every unmasked token.
+    """(N,) float64: each sample's score at its last token, and -kl_coef * kl at every token.
 
     `kl_N`: an estimate of the KL divergence to the reference at each token. `earned_N`: the parts of the scores that
-    were earned at known tokens, which are unmasked; the last token has the rest. A sample without an unmasked token
-    has no reward.
+    were earned at known tokens; the last token has the rest. A sample without a token has no reward.
     """
-    rewards_N = torch.zeros(len(mask_N), dtype=torch.float64)
+    rewards_N = torch.zeros(int(lengths_B.sum()), dtype=torch.float64)
     if earned_N is not None:
         rewards_N += earned_N
         scores_B = scores_B.double() - sample_sums(earned_N.double(), lengths_B)
     if kl_N is not None:
-        rewards_N -= kl_coef * kl_N.double().where(mask_N, 0.0)
+        rewards_N -= kl_coef * kl_N.double()
     for score, (start, end) in zip(scores_B.tolist(), _spans(lengths_B), strict=True):
-        written = mask_N[start:end].nonzero()
-        if len(written):
-            rewards_N[start + int(written[-1])] += score
+        if start < end:
+            rewards_N[end - 1] += score
     return rewards_N
 
 
 def estimate(
-    rewards_N: Tensor, values_N: Tensor, lengths_B: Tensor, mask_N: Tensor, *, gamma: float = 1.0, lam: float = 1.0
+    rewards_N: Tensor, values_N: Tensor, lengths_B: Tensor, *, gamma: float = 1.0, lam: float = 1.0
 ) -> Estimates:
     """Generalised advantage estimates and returns, before whitening.
 
     `values_N`: value of the state before each token. With values of 0 and `lam` = 1 the advantages are the discounted
     rewards to go. Sums are made in float64, from the last token to the first.
     """
-    advantages_N = torch.zeros(len(mask_N), dtype=torch.float64)
-    values_N = values_N.double()
-    for start, end in _spans(lengths_B):
-        written = start + mask_N[start:end].nonzero().squeeze(1)
-        found, advantage, following = list[float](), 0.0, 0.0
-        rewards, values = rewards_N[written].tolist(), values_N[written].tolist()
-        for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+    values_N, found = values_N.double(), list[float]()
+    rewards, values = rewards_N.tolist(), values_N.tolist()
+    for start, end in reversed(_spans(lengths_B)):
+        advantage, following = 0.0, 0.0
+        for reward, value in zip(reversed(rewards[start:end]), reversed(values[start:end]), strict=True):
             advantage = reward + gamma * following - value + gamma * lam * advantage
             following = value
             found.append(advantage)
-        advantages_N[written] = torch.tensor(found[::-1], dtype=torch.float64)
-    return Estimates(advantages_N, (advantages_N + values_N).where(mask_N, 0.0))
+    advantages_N = torch.tensor(found[::-1], dtype=torch.float64)
+    return Estimates(advantages_N, advantages_N + values_N)
 
 
 def whiten(given_N: Tensor, mask_N: Tensor) -> Tensor:
