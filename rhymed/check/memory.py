@@ -34,7 +34,6 @@ QUANTIZED_BYTES = {"fp8": 1.0, "int8": 1.0, "awq": 0.5, "gptq": 0.5, "mxfp4": 0.
 """Of a weight, by the beginning of `rollout.quantization`; other kinds count as if there were none."""
 STORED_BYTES = 3  # per token
 LOGPROB_BYTES = 4  # per token, until its step is in every kept checkpoint
-TOKEN_STATS_BYTES = 6  # per token, compressed, see rhymed_store.codec.tokenstats
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,6 @@ def needs(config: Config, models: Models, load: Workload, *, gpus: bool = False)
     steps_with_logprobs = min(load.steps, trainer.checkpoint_every * trainer.keep_checkpoints)
     per_token = LOGPROB_BYTES * (2 if rollout.cuts and not rollout.untold_cuts else 1)  # with floors
     stored = STORED_BYTES * load.generated * load.steps + per_token * load.samples * steps_with_logprobs
-    statistics = TOKEN_STATS_BYTES * load.samples * load.steps * rollout.max_response_length
     if trainer.async_checkpoints:
         copied = (FP32 + moment) * (trained + values)
     else:
@@ -109,7 +107,7 @@ def needs(config: Config, models: Models, load: Workload, *, gpus: bool = False)
         copied=copied,
         published=VERSIONS * (FP32 if adapters else ITEM_BYTES[model.dtype]) * trained,
         checkpoint=(FP32 + moment) * (trained + values),
-        store=rollout.max_response_length * stored + min(config.store.token_stats_bytes, statistics),
+        store=rollout.max_response_length * stored,
         ranks=trainer.world,
         here=trainer.ranks_per_node,
     )

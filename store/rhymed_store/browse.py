@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from rhymed.core.messages import Call, Drawn, GetSessions, SampleId, SampleInfo, SampleState, Session, TokenReward
 from rhymed.core.printable import line
 from rhymed.core.secret import hide
-from rhymed_store.codec import frames, masks, records, tokenstats
+from rhymed_store.codec import frames, masks, records
 from rhymed_store.codec.records import Record, Tokens
-from rhymed_store.codec.tokenstats import TokenStats
 from rhymed_store.codec.turns import Finished
 from rhymed_store.columns import SampleColumns, read_columns
 from rhymed_store.database import sessions
@@ -124,17 +123,6 @@ class Browse(Reads):
                 found, reasons, tokens, contexts, drafted, parts, rest, strict=True
             )
         ]
-
-    def token_stats(self, samples: Sequence[SampleId]) -> list[TokenStats | None]:
-        """What training computed of each token. None: nothing was kept, or its step made room for newer ones."""
-        table = self._tables["tokenstats"]
-        with self._database.read() as txn:
-            keys = [records.journal_key(sample) for sample in samples]
-            values = [txn.get(key, db=table) for key in keys]
-            return [
-                None if value is None else tokenstats.unpack(key, value, f"sample {sample}")
-                for sample, key, value in zip(samples, keys, values, strict=True)
-            ]
 
     def drafted(self, found: Sequence[SampleRecord]) -> list[NDArray[np.bool_] | None]:
         """Which tokens of these samples were accepted drafts, without reading the tokens."""

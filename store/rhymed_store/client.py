@@ -184,20 +184,6 @@ class StoreClient:
         frames = [b"".join(parts)] if token_weights else []
         await self.ask(question, messages.Done, *frames)
 
-    async def put_token_stats(
-        self,
-        version: int,
-        values: Mapping[messages.SampleId, NDArray[np.float16]],
-        *,
-        begins: bool,
-        deadline_s: float = DEADLINE_S,
-    ) -> None:
-        """What training computed of these samples' tokens: arrays as in `codec.tokenstats`; see `PutTokenStats`."""
-        lengths = [part.shape[1] for part in values.values()]
-        question = messages.PutTokenStats(version=version, samples=list(values), lengths=lengths, begins=begins)
-        frame = b"".join([part.tobytes() for part in values.values()])
-        await self.ask(question, messages.Done, frame, deadline_s=deadline_s)
-
     async def mark(
         self,
         ids: Sequence[messages.SampleId],

@@ -30,7 +30,7 @@ from rhymed_store.database.prepare import prepare
 from rhymed_store.database.reads import Reads
 from rhymed_store.database.sessions import read_sessions
 from rhymed_store.database.transactions import FILE, Batch, Database
-from rhymed_store.database.writes import TokenStatsWrites, Writes, ready
+from rhymed_store.database.writes import Writes
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,6 @@ class Requests:
         self._settings, self._database = settings, database
         self._writer, self._pool, self._spawn = writer, pool, spawn
         self._writes = Writes(database, settings.compression)
-        self._token_stats = TokenStatsWrites(database, settings.token_stats_bytes)
         self._underway_bytes = 0
         self._full: asyncio.Task[None] | None = None  # runs while new samples are refused
         self._why_full = ""
@@ -122,7 +121,6 @@ class Requests:
             messages.PutCalls: self._put_first,
             messages.GetSessions: self._read(partial(read_sessions, self._database)),
             messages.PutScores: self._put_scores,
-            messages.PutTokenStats: self._put_token_stats,
             messages.MarkSamples: self._write(writes.mark),
             messages.ForgetLogprobs: self._write(writes.forget_logprobs),
             messages.GetPrompts: self._read(reads.prompts),
@@ -140,7 +138,7 @@ class Requests:
         try:
             answer = await self._handlers[type(message)](message, frames)
         except StoreFull as error:
-            if isinstance(message, messages.PutPartials | messages.PutTokenStats):
+            if isinstance(message, messages.PutPartials):
                 raise  # frequent and optional: only a finished sample decides whether the store is full
             self._why_full = str(error)
             self._refused.add(type(message))
@@ -201,13 +199,6 @@ class Requests:
         weights = b"".join(frames)
         with self._underway(len(weights)):
             await self._writer.write(lambda batch: self._writes.put_scores(batch, message, weights), len(weights))
-        return DONE
-
-    async def _put_token_stats(self, message: messages.PutTokenStats, frames: Sequence[bytes]) -> messages.Message:
-        frame = b"".join(frames)
-        with self._underway(len(frame)):
-            entries = await self._in_pool(partial(ready, message, frame, self._level()))
-            await self._writer.write(lambda batch: self._token_stats.put(batch, message, entries), len(frame))
         return DONE
 
     async def _put_partials(self, message: messages.PutPartials, frames: Sequence[bytes]) -> messages.Message:

@@ -16,7 +16,7 @@ import msgspec
 from rhymed.core.errors import RhymedError, StoreDamaged
 from rhymed.core.steps import is_evaluation
 from rhymed_store.browse import Browse
-from rhymed_store.codec import frames, records, scoreparts, tokenstats, turns
+from rhymed_store.codec import frames, records, scoreparts, turns
 from rhymed_store.database import partials
 from rhymed_store.database.child import Unreadable, answer, ask
 from rhymed_store.database.probe import walk
@@ -72,7 +72,6 @@ class _Entries(Browse):
             "meta": self._meta,
             "prompts": lambda _, value: msgspec.json.decode(frames.unpack_bytes(value, ""), type=dict[str, Any]),
             "parts": scoreparts.unpack,
-            "tokenstats": lambda key, value: tokenstats.unpack(key, value, ""),
             "sessions": turns.unpack_finished,
             "turns": turns.unpack,
             "partials": lambda _, value: partials.unpack(value, ""),
@@ -134,7 +133,7 @@ class _Entries(Browse):
 def _name(table: str, key: bytes) -> str:
     if table in ("samples", "parts", "sessions"):
         return f"sample {records.name_of(key)}"
-    if table in ("journal", "partials", "tokenstats", "turns") and len(key) >= records.SAMPLE_KEY_BYTES:
+    if table in ("journal", "partials", "turns") and len(key) >= records.SAMPLE_KEY_BYTES:
         return f"sample {records.sample_of(key)}"
     return f"prompt {key.hex()}" if table == "prompts" else repr(key[:40].decode(errors="replace"))
 

@@ -50,7 +50,7 @@ def test_a_large_machine_is_large_enough() -> None:
     assert rows["model"] == "LlamaForCausalLM, 1,000.0 M parameters"
     assert "weights 3.7 GiB, gradients 3.7 GiB, optimizer 7.5 GiB" in rows["trainer"]
     assert "reference" not in rows["trainer"]
-    assert rows["disk"].startswith("3 checkpoints of 11.2 GiB, store at most 14 MiB; ")
+    assert rows["disk"].startswith("3 checkpoints of 11.2 GiB, store at most 6.2 MiB; ")
 
 
 def test_sums_of_groups_count() -> None:
@@ -74,8 +74,8 @@ def test_a_critic_counts_like_the_policy() -> None:
 
 def test_the_store_keeps_the_groups_that_dynamic_sampling_replaces() -> None:
     (plain, _, _), (dapo, _, _) = check(LARGE), check(LARGE, algorithm="dapo")
-    assert "store at most 14 MiB" in plain["disk"]
-    assert "store at most 40 MiB" in dapo["disk"], "8 times the samples, as many log-probs and token statistics"
+    assert "store at most 6.2 MiB" in plain["disk"]
+    assert "store at most 32 MiB" in dapo["disk"], "8 times the samples, as many log-probs"
 
 
 @pytest.mark.parametrize(

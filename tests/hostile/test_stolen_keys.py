@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
-import numpy as np
 import pytest
 import zmq
 
@@ -21,7 +20,6 @@ from rhymed.core.errors import NameTaken, NotAllowed, PeerGone, RhymedError, Wir
 from rhymed.core.messages import Role, SampleId
 from rhymed.core.wire.keys import ROLES, KeyRole
 from rhymed_store.client import NewSample
-from rhymed_store.codec.tokenstats import NAMES
 from tests.broker.cluster import until
 from tests.core.messages.test_messages import make
 from tests.hostile.locked import Locked, a_run, answer, ends_whole, locked_run
@@ -32,8 +30,7 @@ MAY = {
     "environment": "Join Heartbeat Leave Generated Answered GiveBack GetQueues"
     " PutSamples PutAnswer PutCalls GetSessions GetPrompts GetSamples GetStoreStats",
     "reward": "Join Heartbeat Leave Scored GiveBack GetQueues PutScores GetPrompts GetSamples GetStoreStats",
-    "trainer": "Join Heartbeat Leave Trained Checkpointed GetQueues"
-    " GetPrompts GetSamples PutTokenStats GetStoreStats",
+    "trainer": "Join Heartbeat Leave Trained Checkpointed GetQueues GetPrompts GetSamples GetStoreStats",
     "broker": "GetQueues OpenRun PutPrompts MarkSamples ForgetLogprobs GetLengths GetJournal PutSamples"
     " GetHistory GetPrompts GetSamples PutScores GetStoreStats",
     "store": "GetQueues GetStoreStats",
@@ -323,8 +320,6 @@ async def test_a_trainers_key_without_a_trainer_rolls_the_run_back_serves_its_we
     await locked.actor(Reward, "reward-0")
     await until(lambda: trainer.steps and locked.broker.ledger.version == 1, "a step")
     await trainer.leave()
-    numbers = np.zeros((len(NAMES), len(TOKENS)), np.float16)
-    await locked.store("trainer").put_token_stats(0, {trainer.steps[0].samples[0]: numbers}, begins=True)
     thief = await locked.actor(Thief, "trainer")
     await asyncio.wait_for(thief.over.wait(), 60)
     assert [step.step for step in thief.steps] == [0, 1, 2]

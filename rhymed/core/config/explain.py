@@ -87,6 +87,11 @@ GONE = {
     "metrics.trace_ratio": "`rhymed logs --sample ID` shows the story of a sample",
     "metrics.traces": "`rhymed logs --sample ID` shows the story of a sample",
     "net.transport = 'broadcast'": "engines map the trainer's file in shared memory; leave the key out",
+    **dict.fromkeys(
+        (f"trainer.teacher.{name}" for name in ("beta", "divergence", "over", "topk")),
+        "distillation is a policy gradient of KL(policy || teacher), by the sampled tokens: leave it out",
+    ),
+    "store.token_stats_gib": "training's numbers of each token are not kept; metrics have their means",
     "store.shards": "one store takes 10,000 samples of 512 tokens a second, more than a thousand GPUs generate",
 }
 """Settings, and values, that earlier releases had -> what serves in their place."""

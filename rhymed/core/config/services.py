@@ -77,16 +77,6 @@ class Store(Section):
         5, gt=0, description="with run.remote: training steps between backups of the store; what is new is written"
     )
     keep_backups: int = Field(2, gt=0, description="with run.remote: number of backups to keep, the newest ones")
-    token_stats_gib: float = Field(
-        0.5,
-        ge=0,
-        description="space for what training computed of every token (log-prob, entropy, mismatch, advantage), to be"
-        " looked at, in each store; at most an eighth of map_gib; the oldest steps make room; 0: nothing is kept",
-    )
-
-    @property
-    def token_stats_bytes(self) -> int:
-        return int(min(self.token_stats_gib, self.map_gib / 8) * 2**30)
 
 
 class Metrics(Section):

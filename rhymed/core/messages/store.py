@@ -14,7 +14,6 @@ from rhymed.core.messages.fields import (
     Report,
     Step,
     Token,
-    Version,
     Word,
     Worded,
 )
@@ -162,21 +161,6 @@ class PutScores(Message, frozen=True, kw_only=True, tag="put_scores"):
     weighted: list[Count] = []  # token weights of each sample, 0 or its length; empty: none has any
 
 
-class PutTokenStats(Message, frozen=True, kw_only=True, tag="put_token_stats"):
-    """Trainer -> store, after a step: what it computed of each response token, for people. Nothing depends on it.
-
-    Array: float16, sample after sample; of each four rows of one number per token: log-prob under the trainer,
-    entropy, mismatch (trainer's log-prob minus the engine's), advantage; NaN is unknown. Answered by Done, also where
-    the bound `store.token_stats_gib` leaves no room: then nothing of this message is kept. A sample of another length
-    is refused.
-    """
-
-    version: Version  # of the policy that computed them: the step's number
-    samples: list[SampleId]  # of one step
-    lengths: list[Count]  # tokens, in the same order
-    begins: bool = False  # training continues here: what there is of this step and of later ones goes first
-
-
 class MarkSamples(Message, Worded, frozen=True, kw_only=True, tag="mark_samples"):
     """Broker -> store: record these in the journal as trained or dropped. Done means durable."""
 
@@ -235,7 +219,6 @@ ToStore = (
     | GetSessions
     | GetSamples
     | PutScores
-    | PutTokenStats
     | MarkSamples
     | ForgetLogprobs
     | GetHistory

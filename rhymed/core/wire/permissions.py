@@ -59,7 +59,6 @@ TO_STORE: Permits = {
     messages.GetPrompts: _WORKERS | _BROKER,
     messages.GetSamples: _WORKERS | _BROKER,
     messages.PutScores: _REWARD | _BROKER,  # the broker also imports rewards of an earlier run
-    messages.PutTokenStats: _TRAINER,
     messages.GetStoreStats: _ALL,
 }
 

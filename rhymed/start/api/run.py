@@ -17,7 +17,6 @@ from typing import Any, Literal
 from rhymed.core.config import Config
 from rhymed.core.config.load import load_run
 from rhymed.core.errors import CheckpointError, ConfigError, DataError
-from rhymed.core.messages import SampleId
 from rhymed.core.output import show
 from rhymed.core.run import checkpoint as checkpoints
 from rhymed.core.run import folder as runs
@@ -30,7 +29,6 @@ from rhymed.records.history.folder import RunFolder, open_folder
 from rhymed.records.history.show import find
 from rhymed.start.api.child import Outcome, call
 from rhymed.start.api.start import Asked, Job, Reward, Rows, evaluate, resume, start
-from rhymed_store.codec.tokenstats import NAMES
 
 
 def open_run(path: str | os.PathLike[str] = "runs/latest") -> Run:
@@ -77,15 +75,11 @@ class Run:
         """A row per evaluation during training; `step` is the number of steps trained before it."""
         return runs.read_evaluations(self._layout)
 
-    def samples(
-        self, *, step: int | None = None, limit: int | None = None, token_stats: bool = False
-    ) -> list[dict[str, Any]]:
+    def samples(self, *, step: int | None = None, limit: int | None = None) -> list[dict[str, Any]]:
         """A row per sample, in order of prompt, step, index: prompt, text, reward, length, finish_reason, tokens and
         the others of `rhymed history export`. `step`: of this training step only; `limit`: the first so many.
-        `token_stats`: also lists of one number per token, as training computed them: `trainer/logprob`,
-        `trainer/entropy`, `trainer/mismatch`, `trainer/advantage`, and the policy's `trainer/version`; None where the
-        store has none. Raises `ConfigError` or `StoreError`."""
-        return sample_rows(self.folder, step, limit, token_stats=token_stats)
+        Raises `ConfigError` or `StoreError`."""
+        return sample_rows(self.folder, step, limit)
 
     def history(self, prompt: str) -> list[dict[str, Any]]:
         """All samples of one prompt, oldest first. `prompt`: its id, the id's first digits, or words of its text.
@@ -137,15 +131,12 @@ def _results(outcome: Outcome) -> dict[str, dict[str, float]]:
 NAMED = 5  # prompts in an error
 
 
-def sample_rows(
-    folder: Path, step: int | None, limit: int | None, *, token_stats: bool = False
-) -> list[dict[str, Any]]:
+def sample_rows(folder: Path, step: int | None, limit: int | None) -> list[dict[str, Any]]:
     """Raises `ConfigError`, `StoreError`."""
     with open_folder(folder) as run:
         found = (row for prompt in run.browse.ids() for row in _of_prompt(run, prompt))
         wanted = found if step is None else (row for row in found if row["step"] == step)
-        chosen = list(itertools.islice(wanted, limit))
-        return _with_equal_columns([row | _stats(run, row) for row in chosen] if token_stats else chosen)
+        return _with_equal_columns(list(itertools.islice(wanted, limit)))
 
 
 def history_rows(folder: Path, wanted: str) -> list[dict[str, Any]]:
@@ -163,14 +154,6 @@ def _of_prompt(run: RunFolder, prompt: str) -> Iterator[dict[str, Any]]:
     for row in rows(run, prompt):
         parts = json.loads(row.pop("parts") or "{}")
         yield {"prompt": text, **plain(row), **{f"reward/{name}": value for name, value in parts.items()}}
-
-
-def _stats(run: RunFolder, row: dict[str, Any]) -> dict[str, Any]:
-    """What training computed of each token of the sample in this row."""
-    (found,) = run.browse.token_stats([SampleId(row["step"], row["prompt_id"], row["index"])])
-    numbers = {} if found is None else {name: values.astype(float).tolist() for name, values in found.named().items()}
-    stats = {"version": None if found is None else found.version} | {name: numbers.get(name) for name in NAMES}
-    return {f"trainer/{name}": value for name, value in stats.items()}
 
 
 def _with_equal_columns(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -29,7 +29,6 @@ TABLES = {
     "prompts": "dataset rows",
     "drops": "why samples were dropped, by sample",
     "parts": "what each scorer gave, by sample; only where a reward has parts",
-    "tokenstats": "what training computed of each token, keyed as the journal; the newest steps, within a bound",
     "journal": "the state of samples, by step, prompt, index; only steps that no checkpoint covers",
     "logprobs": "keyed as the journal, of training steps",
     "partials": "first tokens of samples in progress, by the journal's key and position",

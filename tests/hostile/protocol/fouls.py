@@ -31,7 +31,7 @@ MAY: dict[str, set[Any]] = {
     | {messages.Generated, messages.Answered, messages.GiveBack, messages.PutSamples}
     | {messages.PutAnswer, messages.PutCalls, messages.GetSessions},
     "reward": ALL | MEMBER | READS | {messages.Scored, messages.GiveBack, messages.PutScores},
-    "trainer": ALL | MEMBER | READS | {messages.Trained, messages.Checkpointed, messages.PutTokenStats},
+    "trainer": ALL | MEMBER | READS | {messages.Trained, messages.Checkpointed},
     "broker": ALL
     | READS
     | {messages.OpenRun, messages.PutPrompts, messages.MarkSamples, messages.ForgetLogprobs, messages.GetLengths}
@@ -148,12 +148,6 @@ def _mark(a: Around) -> Foul:
     return Foul("store", messages.MarkSamples(samples=a.ids, state=state, drawn=drawn if a.how % 4 == 0 else None))
 
 
-def _token_stats(a: Around) -> Foul:
-    lengths = [1 + a.how % 6] * len(a.ids)
-    message = messages.PutTokenStats(version=a.version, samples=a.ids, lengths=lengths, begins=a.how % 2 == 0)
-    return Foul("store", message, (np.zeros(4 * sum(lengths), np.float16),))
-
-
 def _broker(make: Callable[[Around], messages.Message]) -> Callable[[Around], Foul]:
     return lambda around: Foul("broker", make(around))
 
@@ -191,7 +185,6 @@ KINDS: tuple[Callable[[Around], Foul], ...] = (
     _store(lambda a: messages.GetLengths(prompts=[id.prompt for id in a.ids], before_step=a.version)),
     _store(lambda a: messages.GetJournal(from_step=a.version, recent=a.how)),
     _store(lambda a: messages.GetStoreStats()),
-    _token_stats,
 )
 
 

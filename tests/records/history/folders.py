@@ -15,14 +15,12 @@ from rhymed.core.messages import (
     PromptRow,
     PutPrompts,
     PutScores,
-    PutTokenStats,
     SampleId,
     SampleInfo,
     Score,
 )
 from rhymed.inputs.rows import prompt_id
 from rhymed_store.client import NewSample
-from rhymed_store.database.writes import TokenStatsWrites, ready
 from tests.store.stores import LocalStore
 
 ROWS = [{"prompt": "how many apples are there?", "answer": "7"}, {"prompt": "how many pears are there?"}]
@@ -71,25 +69,9 @@ def write_store(folder: Path, samples: Sequence[Sample], dropped: Sequence[Sampl
         if reward is not None:
             scores = PutScores(scores=[Score(id=id, reward=reward, parts=parts_of(id, reward))])
             local.do(lambda batch, scores=scores: local.writes.put_scores(batch, scores))
-    put_token_stats(local, samples)
     marks = MarkSamples(samples=list(dropped), state="dropped", reason="scorer timed out")
     local.do(lambda batch: local.writes.mark(batch, marks))
     local.database.close()
-
-
-def stats_of(length: int) -> NDArray[np.float16]:
-    """Log-prob, entropy, mismatch and advantage of each token."""
-    return np.array([[-0.5] * length, [0.25] * length, range(length), [1.5] * length], np.float16)
-
-
-def put_token_stats(local: LocalStore, samples: Sequence[Sample]) -> None:
-    """Of the first response of step 2."""
-    for step, prompt, index, tokens, _ in samples:
-        if (step, index) == (2, 0) and tokens:
-            message = PutTokenStats(version=2, samples=[SampleId(step, prompt, index)], lengths=[len(tokens)])
-            entries = ready(message, stats_of(len(tokens)).tobytes(), 1)
-            writes = TokenStatsWrites(local.database, 1 << 20)
-            local.do(lambda batch, m=message, e=entries, w=writes: w.put(batch, m, e))
 
 
 def write_tokenizer(folder: Path, first: str = "<pad>") -> Path:

@@ -222,19 +222,9 @@ class FakeRun:
 
     def sample(self, step, id, index):
         row = self.sample_row(int(step), id, int(index))
-        tokens = [
-            {
-                "text": "and so ", "logprob": -0.5 * (n % 2), "version": int(step) + (n > 20),
-                "trainer": -0.5 * (n % 2) - 0.05, "entropy": n / 20, "mismatch": 0.02 * (n % 3 - 1),
-                "advantage": None if n == 41 else 0.75 - n / 28,
-            }
-            for n in range(42)
-        ]  # fmt: skip
-        if int(step) <= PER_EPOCH:
-            tokens = [{name: token[name] for name in ("text", "logprob", "version")} for token in tokens]
+        tokens = [{"text": "and so ", "logprob": -0.5 * (n % 2), "version": int(step) + (n > 20)} for n in range(42)]
         return row | {
             "tokens": tokens, "unknown": "" if int(step) > PER_EPOCH else "log-probs were forgotten",
-            "untrained": "" if int(step) > PER_EPOCH else "it is not trained", "trained_version": int(step),
             "prompt": self.text or "What is it?",
             "pieces": self.pieces(int(step), int(index)),
             "missing": "",

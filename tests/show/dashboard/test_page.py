@@ -397,27 +397,6 @@ def test_the_text_of_a_response_shows_what_was_chosen(show):
     assert page.text(".full:last-child .drafting") == "There are no log-probabilities: log-probs were forgotten."
     choose(page, "Marked in the text", "version")
     page.wait("document.querySelector('.full .drafting').textContent.startsWith('policy versions 18 to 19')")
-    for kind, sentence, title in (
-        (
-            "trainer",
-            "mean log-prob -0.3 nats per token in the trainer",
-            "log-prob -0.05 in the trainer, probability 0.951",
-        ),
-        ("entropy", "mean entropy 1.02 nats", "entropy 0 nats"),
-        (
-            "mismatch",
-            "mean mismatch 0 nats, largest 0.02",
-            "mismatch -0.02 nats: trainer's log-prob minus the engine's",
-        ),
-        ("advantage", "mean advantage 0.0357", "advantage 0.75"),
-    ):
-        choose(page, "Marked in the text", kind)
-        page.wait(f"document.querySelector('.full .drafting').textContent.startsWith({sentence!r})")
-        assert "(policy version 18)" in page.text(".full:first-child .drafting")
-        assert page.read("document.querySelector('.full:first-child .shade').title") == title
-    assert page.read("[...document.querySelectorAll('.shade')].at(-1).title") == "not known"
-    assert (page.count(".shade.plus"), page.count(".shade.minus")) == (22, 19)
-    assert page.text(".full:last-child .drafting") == "There is nothing from its training: it is not trained."
 
 
 TEXTS = (

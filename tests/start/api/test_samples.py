@@ -33,13 +33,3 @@ def test_parts_of_rewards_are_columns(folder: Path) -> None:
     assert set(parts.values()) == {(None, None)}
     assert [row["reward/format"] for row in run.history("apples")] == [None, None, 0.25, None]
     assert "reward/exact" not in run.samples(step=0)[0]
-
-
-def test_numbers_of_training_are_lists(folder: Path) -> None:
-    rows = open_run(folder).samples(token_stats=True)
-    (known,) = [row for row in rows if row["trainer/version"] is not None]
-    assert (known["step"], known["index"], known["trainer/version"]) == (2, 0, 2)
-    assert known["trainer/mismatch"] == list(range(known["length"]))
-    assert known["trainer/logprob"] == [-0.5] * 10
-    assert {row["trainer/advantage"] is None for row in rows if row is not known} == {True}
-    assert "trainer/entropy" not in open_run(folder).samples()[0]

@@ -63,7 +63,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("rollout.group_size=65537", "less than or equal to 65536"),
         ("rollout.workers=100000", "less than or equal to 1024"),
         ("reward.processes=1000000", "less than or equal to 1024"),
-        ("reward.memory_gib=0.001", "less than 0.0625, which a scoring subprocess needs"),
+        ("reward.memory_gib=0.001", "less than 0.0625, which a subprocess needs"),
         ("store.map_gib=1e9", "more than 131,072, the largest possible value"),
         ("schedule.heartbeat_s=1e300", "more than 1,000,000,000, the largest possible value"),
         ("run.seed=9223372036854775808", "more than 64 bits"),

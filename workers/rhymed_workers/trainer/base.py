@@ -13,7 +13,6 @@ from rhymed_workers.trainer.saving import Finish
 
 if TYPE_CHECKING:
     from rhymed_workers.trainer.distributed.leader import Leader
-    from rhymed_workers.trainer.statswriter import StepStats
 
 
 class Learner(Protocol):
@@ -45,10 +44,6 @@ class Learner(Protocol):
 
     def metadata(self) -> dict[str, str]:
         """For the published file's header: of adapters, the model that they change; of whole weights, nothing."""
-
-    @property
-    def token_stats(self) -> StepStats | None:
-        """What the last step computed of each token; None: it is not taken along."""
 
     def digest(self) -> str:
         """Of the weights; empty if that is slow."""

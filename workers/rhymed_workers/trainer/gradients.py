@@ -21,7 +21,7 @@ from rhymed_workers.trainer.policy.packing import MicroBatch, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy, Scores
 from rhymed_workers.trainer.ranks import Alone
 from rhymed_workers.trainer.teacher.distillation import Targets, same_tokens
-from rhymed_workers.trainer.tokenstats import Sums, Taken
+from rhymed_workers.trainer.tokenstats import Sums
 from rhymed_workers.trainer.turns import sequences_of
 
 # The exact divergence of one micro-batch, with its gradient: whole distributions, slice by slice in the head.
@@ -118,9 +118,7 @@ class Gradients:
         batch = assemble(samples, self._config, self._longest, *logs, dense=dense, scorers=self._scorers, grade=grade)
         return batch.to(self._policy.device)
 
-    def accumulate(
-        self, micro: MicroBatch, batch: Batch, sums: Sums, taught: Targets | None = None, taken: Taken | None = None
-    ) -> Tensor:
+    def accumulate(self, micro: MicroBatch, batch: Batch, sums: Sums, taught: Targets | None = None) -> Tensor:
         """Add the gradient of a micro-batch; returns its part of the loss."""
 
         def loss(logp_N: Tensor, entropy_N: Tensor, flat_N: Tensor) -> Tensor:
@@ -133,11 +131,8 @@ class Gradients:
                 tokens = taught.advise(tokens, flat_N)
             found = token_losses(tokens, self._recipe)
             sums.add(found, entropy_N)
-            sampled = self._recipe.loss != "likelihood"  # else no engine wrote the tokens
-            if sampled:
+            if self._recipe.loss != "likelihood":  # else no engine wrote the tokens
                 sums.compare(tokens.engine_N, tokens.old_N)
-            if taken:
-                taken.add(tokens, entropy_N, flat_N, sampled=sampled)
             return (found.loss_N * batch.weights_N[flat_N]).sum() - bonus
 
         recipe, alone = self._recipe, self._only_taught(taught)

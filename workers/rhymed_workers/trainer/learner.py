@@ -32,10 +32,9 @@ from rhymed_workers.trainer.policy.policy import Policy, Scores
 from rhymed_workers.trainer.ranks import ALONE, Alone
 from rhymed_workers.trainer.samples import Progress, check_staleness, readable, sample_metrics, scored_groups
 from rhymed_workers.trainer.saving import Finish
-from rhymed_workers.trainer.statswriter import StepStats
 from rhymed_workers.trainer.teacher.distillation import Distillation, Targets
 from rhymed_workers.trainer.teacher.distillation import build as build_teacher
-from rhymed_workers.trainer.tokenstats import Sums, Taken
+from rhymed_workers.trainer.tokenstats import Sums
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +64,6 @@ class TorchLearner:
         scorers: Mapping[str, float] = {},
         ranks: Alone = ALONE,
         colocated: bool = False,
-        takes_token_stats: bool = False,
     ) -> None:
         self._ranks = ranks
         self._config, self._recipe, self._max_staleness = config, config.recipe, max_staleness
@@ -81,8 +79,7 @@ class TorchLearner:
         self._optimizer = optimizers.build(config, policy.trained(), layers=layers_of(policy))
         self._entropy_before = (0.0, 0.0)  # sum and tokens of the step's earlier updates
         self._run_steps = 0  # of the whole run; 0: unknown
-        self.colocated, self.takes_token_stats = colocated, takes_token_stats
-        self.token_stats: StepStats | None = None  # of the last step
+        self.colocated = colocated
 
     @classmethod
     def restore(cls, config: Config, folder: Path | None, ranks: Alone = ALONE) -> TorchLearner:
@@ -107,7 +104,6 @@ class TorchLearner:
             scorers={scorer.label: scorer.weight for scorer in config.reward.all},
             ranks=ranks,
             colocated=config.schedule.colocate,
-            takes_token_stats=config.store.token_stats_bytes > 0,
         )
         if folder is not None:
             learner.load(folder)
@@ -136,7 +132,7 @@ class TorchLearner:
     ) -> None:
         """Compute the gradients of these whole groups, if `step` is the next step and `trainer.overlap` is set."""
         if step == self.steps and self._config.overlap:
-            self._groups.begin(step, samples, progress, take=self.takes_token_stats)
+            self._groups.begin(step, samples, progress)
 
     def train(
         self,
@@ -146,7 +142,7 @@ class TorchLearner:
     ) -> dict[str, float]:
         """Train the next step and return its metrics. Groups with too few scored samples are left out."""
         check_staleness(self.steps, samples, self._max_staleness)
-        started, self._run_steps, self.token_stats = time.perf_counter(), run_steps, None
+        started, self._run_steps = time.perf_counter(), run_steps
         torch.manual_seed(self.steps)
         chosen, unscored = scored_groups(samples, self._recipe.least_group)
         update = self._update_by_groups if self._config.overlap else self._update
@@ -171,7 +167,6 @@ class TorchLearner:
         taught = self._distillation.ask(samples, progress).to(self.policy.device) if self._distillation else None
         values = self.critic.values if self.critic else None
         batch, self._entropy_before = self._gradients.assemble(samples, values, dense=taught is not None), (0.0, 0.0)
-        taken = Taken(len(batch.sample_N), self.policy.device) if self.takes_token_stats else None
         updates = [self._ranks.share(update) for update in batch.updates]
         sums, total, done = Sums(), sum(map(len, updates)), 0
         frozen = self.critic is not None and self.critic.alone(self.steps)
@@ -186,7 +181,7 @@ class TorchLearner:
                     self._follow(micro, taught, frozen=frozen)
                     continue
                 if not frozen:
-                    loss += self._gradients.accumulate(micro, batch, sums, taught, taken)
+                    loss += self._gradients.accumulate(micro, batch, sums, taught)
                 if self.critic and batch.targets:
                     self.critic.accumulate(micro, batch.targets)
                 sums.computed += micro.tokens
@@ -198,7 +193,6 @@ class TorchLearner:
                 self.critic.update()
         progress(total, total)
         sums.together(self._ranks)
-        self.token_stats = taken.of(self.steps, samples, self._ranks) if taken else None
         if self.critic and batch.targets:
             sums.extra |= self.critic.metrics(batch.targets)
         if taught is not None:
@@ -208,7 +202,7 @@ class TorchLearner:
 
     def _update_by_groups(self, samples: Sequence[StoredSample], progress: Progress) -> Sums:
         """With the gradients of those groups that `begin` knows already."""
-        sums, self.token_stats = self._groups.finish(self.steps, samples, progress, take=self.takes_token_stats)
+        sums = self._groups.finish(self.steps, samples, progress)
         self._optimize(float(sums.loss), sums)
         return sums
 

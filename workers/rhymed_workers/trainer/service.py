@@ -39,7 +39,6 @@ from rhymed_workers.trainer.lineage import Lineage
 from rhymed_workers.trainer.publish import Publisher, publisher_for
 from rhymed_workers.trainer.samples import Progress, groups_of
 from rhymed_workers.trainer.saving import Checkpoints, Finish, only_writer
-from rhymed_workers.trainer.statswriter import Keeper
 from rhymed_workers.weights.server import WeightsServer
 from rhymed_workers.worker import Work, Worker
 
@@ -238,7 +237,6 @@ class Training(Work):
         self.checkpoints = Checkpoints(worker.layout, keep, self._report_checkpoints, self._may_be_best, newest=saved)
         self._fetch = Fetch(self.store, learner, thread.seconds)
         self._early = Early(self._fetch, self._turn, self._waits_for, self._begin)
-        self._keeper = Keeper(self.store, lambda work: self.spawn(work, vital=False))
 
     def progress(self) -> object:
         """Changes with every micro-batch and with what is written of a checkpoint; None if there is nothing to do."""
@@ -340,7 +338,6 @@ class Training(Work):
         more = cause("trained", [sample.info.id for sample in fetched.samples], step=step)
         log.info("step %d trained: %s", step + 1, trained_line(metrics), extra=more)
         self._report(self._last)
-        self._keeper.keep(step, self._learner.token_stats)
         if self._version % self.config.trainer.checkpoint_every == 0 or self._may_be_best(self._version):
             await self._save()
         if self._step is None:
@@ -394,5 +391,4 @@ class Training(Work):
         await self.checkpoints.report()  # again: a broker may have restarted
         if self._reports:
             await asyncio.wait(self._reports, timeout=LAST_REPORTS_S)
-        await self._keeper.written(LAST_REPORTS_S)
         self.worker.stop()

@@ -41,7 +41,6 @@ class TraceLearner:
     dtype = "float32"
     reads_logprobs = False
     reads_rows = False
-    token_stats = None
 
     def __init__(self, trace: Trace, schedule: Schedule, step_samples: int = 1) -> None:
         """`step_samples`: of a step, about."""

@@ -121,7 +121,6 @@ def _rank(job: Job, rank: int, rendezvous: str) -> None:
     learner.save(out)
     published = learner.tensors()
     if rank == 0:
-        torch.save(learner.token_stats, out / "tokens.pt")
         torch.save({name: tensor.clone() for name, tensor in published.items()}, out / "published.pt")
         (out / "metrics.json").write_text(json.dumps(job.metrics))
     else:

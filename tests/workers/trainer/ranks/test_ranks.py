@@ -57,10 +57,6 @@ def test_two_ranks_train_what_one_does_and_one_goes_on_from_two(tiny_model: Path
     assert furthest(torch.load(f"{two.out}/published.pt"), weights(two.out)) == 0
     for mine, other in zip(one.metrics, two.metrics, strict=True):
         assert untimed(other) == pytest.approx(untimed(mine), rel=1e-4, abs=1e-6)
-    mine, other = (torch.load(f"{job.out}/tokens.pt", weights_only=False) for job in (one, two))
-    assert (mine.version, mine.samples, mine.lengths) == (other.version, other.samples, other.lengths)
-    assert mine.values.shape == (4, sum(mine.lengths))
-    assert other.values == pytest.approx(mine.values, rel=1e-3, abs=1e-5, nan_ok=True)
 
 
 @pytest.mark.parametrize("micro_tokens", [40, pytest.param(4096, marks=pytest.mark.thorough)])

@@ -36,7 +36,6 @@ from rhymed_workers.trainer.learner import TorchLearner
 from rhymed_workers.trainer.ranks import LONG, Group
 from rhymed_workers.trainer.samples import Progress
 from rhymed_workers.trainer.saving import Finish
-from rhymed_workers.trainer.statswriter import StepStats
 
 log = logging.getLogger(__name__)
 
@@ -291,10 +290,6 @@ class DistributedLearner:
 
     def metadata(self) -> dict[str, str]:
         return self._learner.metadata()
-
-    @property
-    def token_stats(self) -> StepStats | None:
-        return self._learner.token_stats
 
     def digest(self) -> str:
         return self._learner.digest()

@@ -23,8 +23,7 @@ from rhymed_workers.trainer.overlap.fixed import FixedSum
 from rhymed_workers.trainer.policy.policy import Policy
 from rhymed_workers.trainer.ranks import Alone
 from rhymed_workers.trainer.samples import Progress, groups_of, scored_groups
-from rhymed_workers.trainer.statswriter import StepStats
-from rhymed_workers.trainer.tokenstats import Sums, Taken
+from rhymed_workers.trainer.tokenstats import Sums
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class Part:
     kept: int  # of these, in the loss
     sums: Sums
     metrics: dict[str, float]
-    taken: Taken | None
     passes: int  # of all ranks
     seconds: float
 
@@ -60,28 +58,22 @@ class GroupGradients:
         self._parts: dict[str, Part] = {}  # by prompt
         self._step = -1  # that they are of
 
-    def begin(self, step: int, samples: Sequence[StoredSample], progress: Progress, *, take: bool) -> None:
-        """Whole groups of step `step`, while others of it are still generated. Those that are known are left out.
-
-        `take`: keep what is computed of each token for `finish`, in the same step.
-        """
+    def begin(self, step: int, samples: Sequence[StoredSample], progress: Progress) -> None:
+        """Whole groups of step `step`, while others of it are still generated. Those that are known are left out."""
         if step != self._step:
             self._forget(step)
-        self._compute(groups_of(scored_groups(samples, self._recipe.least_group)[0]), progress, take=take)
+        self._compute(groups_of(scored_groups(samples, self._recipe.least_group)[0]), progress)
 
-    def finish(
-        self, step: int, samples: Sequence[StoredSample], progress: Progress, *, take: bool
-    ) -> tuple[Sums, StepStats | None]:
+    def finish(self, step: int, samples: Sequence[StoredSample], progress: Progress) -> Sums:
         """The gradient of all samples of the step becomes the parameters' `grad`.
 
-        `samples`: those that are trained on, group after group. Returns their sums with the step's loss, and the
-        numbers of each token.
+        `samples`: those that are trained on, group after group. Returns their sums with the step's loss.
         """
         groups = groups_of(samples)
         if step != self._step or not all(_same(groups.get(name), part) for name, part in self._parts.items()):
             self._forget(step)
         early = list(self._parts.values())
-        self._compute(groups, progress, take=take)
+        self._compute(groups, progress)
         parts = [self._parts[prompt] for prompt in groups]
         factor = self._unit / max(1, sum(self._size(part.samples, part.kept) for part in parts))
         self._sum.put(factor)
@@ -91,19 +83,15 @@ class GroupGradients:
             self._gradients.compare(samples, sums)
         sums.together(self._ranks)
         sums.extra |= _means(parts) | _overlap(early, parts)
-        stats = None
-        if take:
-            taken = Taken.of_parts([part.taken for part in parts if part.taken])
-            stats = taken.of(step, [sample for part in parts for sample in part.samples], self._ranks)
         self._parts, self._step = {}, -1
-        return sums, stats
+        return sums
 
     def _forget(self, step: int) -> None:
         """What was computed; what follows is of this step."""
         self._parts, self._step = {}, step
         self._sum.clear()
 
-    def _compute(self, groups: Mapping[str, list[StoredSample]], progress: Progress, *, take: bool) -> None:
+    def _compute(self, groups: Mapping[str, list[StoredSample]], progress: Progress) -> None:
         """Those of these groups that are not known. Progress is in tokens."""
         missing = {prompt: group for prompt, group in groups.items() if prompt not in self._parts}
         total, done = sum(sample.info.learned for group in missing.values() for sample in group), 0
@@ -114,16 +102,15 @@ class GroupGradients:
             progress(min(done, total), total)
 
         for prompt, group in missing.items():
-            self._parts[prompt] = self._part(group, computed, take=take)
+            self._parts[prompt] = self._part(group, computed)
         progress(total, total)
 
-    def _part(self, group: list[StoredSample], computed: Callable[[int], None], *, take: bool) -> Part:
+    def _part(self, group: list[StoredSample], computed: Callable[[int], None]) -> Part:
         """Adds the group's gradient to the sum. `computed`: is called before each pass, with its tokens."""
         started = time.perf_counter()
         batch, sums = self._gradients.assemble(group), Sums()
         tokens, kept_tokens = len(batch.sample_N), int(batch.lengths_B.cpu()[kept(group, self._recipe)].sum())
         batch = replace(batch, weights_N=batch.weights_N * (self._size(group, kept_tokens) / self._unit))
-        taken = Taken(tokens, self._policy.device) if take else None
         try:
             for update in batch.updates:
                 for micro, counts in self._ranks.share(update):
@@ -131,14 +118,14 @@ class GroupGradients:
                     if not counts:
                         self._gradients.follow(micro)
                         continue
-                    self._gradients.accumulate(micro, batch, sums, taken=taken)
+                    self._gradients.accumulate(micro, batch, sums)
                     sums.computed += micro.tokens
         except BaseException:
             self._forget(-1)  # the parameters have a part of it
             raise
         self._sum.take()
         passes, seconds = sum(map(len, batch.updates)), time.perf_counter() - started
-        return Part(group, tokens, kept_tokens, sums, batch.metrics, taken, passes, seconds)
+        return Part(group, tokens, kept_tokens, sums, batch.metrics, passes, seconds)
 
     def _size(self, group: Sequence[StoredSample], kept_tokens: int) -> int:
         """What the mean of the loss over the step counts of a group, see `token_weights`."""

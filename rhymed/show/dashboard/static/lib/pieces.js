@@ -7,7 +7,7 @@ import { percent, plural, whole } from "./format.js";
 const PART_CHARACTERS = 40_000;
 const PART_PIECES = 3_000;
 
-/** An element with the text, growing on demand. `pieces`: [{text, and one of drafted (true: an accepted draft), changed, shade (0 to 1) with a title and perhaps a sign (plus or minus)}]. */
+/** An element with the text, growing on demand. `pieces`: [{text, and one of drafted (true: an accepted draft), changed, shade (0 to 1) with a title}]. */
 export function responseText(pieces, label) {
     const text = h("pre", { class: "response", tabindex: "0", "aria-label": label, dir: "auto" });
     const status = h("span", { class: "muted" });
@@ -45,7 +45,7 @@ function mark(piece) {
         return h(
             "span",
             {
-                class: piece.sign ? `shade ${piece.sign}` : "shade",
+                class: "shade",
                 title: piece.title,
                 style: { "--shade": `${Math.round(100 * piece.shade)}%` },
             },
