@@ -39,6 +39,10 @@ from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.ranks import ALONE, Alone
 from rhymed_workers.trainer.saving import Write, copied
 
+NAME, STEPS = "critic", "steps"
+FILE = f"{NAME}{shards.SUFFIX}"
+"""In a checkpoint: `weight.<parameter>`, the names of `optim.moments`, and the steps."""
+
 
 @dataclass
 class Sums:
@@ -128,51 +132,36 @@ class Critic:
         return metrics if explained is None else metrics | {"critic/explained_variance": explained}
 
     def snapshot(self, steps: int, *, copy: bool = False) -> Write:
-        """For the checkpoint of `steps` trained steps, see `copied`. All ranks call it; with several, each writes its
-        part, into a folder."""
-        weights, ranks = _weights_of(self.model), self._ranks
+        """For the checkpoint of `steps` trained steps, see `copied`. All ranks call it, and each writes its part."""
+        weights = {f"weight.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
         tensors = copied(weights | moments.tensors(self._optimizer, self.model.named_parameters()), copy=copy)
         tensors |= {STEPS: torch.tensor(steps)}
-
-        def write(folder: Path) -> list[str]:
-            from safetensors.torch import save_file
-
-            if ranks.size > 1:
-                shards.save(folder / PARTS, tensors, ranks.savers)
-                return []
-            save_file(tensors, folder / FILE)
-            return [FILE]
-
-        return write
+        return lambda folder: shards.save(folder, NAME, tensors, self._ranks.rank)
 
     def load(self, folder: Path, steps: int) -> None:
         """From the checkpoint of `steps` trained steps. Raises `CheckpointError` without a state of this critic."""
-        from safetensors.torch import load_file
-
-        model, optimizer, file = self.model, self._optimizer, folder / FILE
-        if (folder / PARTS).is_dir():
-            position = {STEPS: torch.tensor(0)}
-            shards.load(folder / PARTS, optimizer, model.named_parameters(), _weights_of(model) | position)
-            _check_steps(folder / PARTS, int(position[STEPS]), steps)
-            return
-        if not file.is_file():
+        if not (folder / FILE).is_file():
             raise CheckpointError(
                 f"{folder} has no {FILE}, so it was written by an algorithm without critic: resume with that"
                 " trainer.algorithm, or start a new run with model.path = this folder"
             )
-        try:
-            tensors = load_file(file)
-            saved = int(tensors.pop(STEPS))
-        except Exception as error:  # safetensors has its own kinds
-            raise CheckpointError(f"{file} cannot be read: {error!r}") from error
-        _check_steps(file, saved, steps)
-        weights = _weights(file, model, tensors)
-        moments.restore(optimizer, model.named_parameters(), tensors)
-        if tensors:
-            raise CheckpointError(f"{file} is not of this critic (trainer.critic.model): it has {min(tensors)}")
-        with torch.no_grad():
-            for parameter, weight in weights:
-                moments.copy_into(parameter, weight)
+        stored = shards.Stored(folder, NAME)
+        saved = stored.take(STEPS, torch.tensor(steps))
+        if saved is None or int(saved) != steps:
+            of = "an unknown number of" if saved is None else int(saved)
+            raise CheckpointError(f"{stored.place} is of {of} trained steps, the policy next to it of {steps}")
+        weights = [
+            (name, parameter.detach(), stored.take(f"weight.{name}", parameter.detach()))
+            for name, parameter in self.model.named_parameters()
+        ]
+        other = f"{stored.place} is not of this critic (trainer.critic.model): it has"
+        if missing := [name for name, _, found in weights if found is None]:
+            raise CheckpointError(f"{other} no {missing[0]} of its shape")
+        moments.restore(self._optimizer, self.model.named_parameters(), stored)
+        if stored.left:
+            raise CheckpointError(f"{other} {min(stored.left)}")
+        for _, parameter, found in weights:
+            shards.own(parameter).copy_(found)
 
 
 # The value model: a language model whose head gives one number for each state instead of logits.
@@ -227,37 +216,6 @@ class ValueModel(nn.Module):
         total = loss(self(batch))
         total.backward()
         return total.detach()
-
-
-# A critic in a checkpoint's folder: weights and optimizer in one file, which the checkpoint's manifest covers.
-#
-# The file is a safetensors file with another suffix, so that engines do not take it for a part of the model. Names
-# are those of `optim.moments`, and `weight.<parameter>`.
-
-FILE = "critic.state"
-PARTS = "critic"  # several ranks'
-STEPS = "steps"
-
-
-def _weights_of(model: nn.Module) -> dict[str, Tensor]:
-    return {f"weight.{name}": parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def _check_steps(place: Path, saved: int, steps: int) -> None:
-    if saved != steps:
-        raise CheckpointError(f"{place} is of {saved} trained steps, the policy next to it of {steps}")
-
-
-def _weights(file: Path, model: nn.Module, tensors: dict[str, Tensor]) -> list[tuple[nn.Parameter, Tensor]]:
-    """Each parameter with its stored value, taken out of `tensors`."""
-    found = []
-    for name, parameter in model.named_parameters():
-        weight = tensors.pop(f"weight.{name}", None)
-        if weight is None or weight.shape != parameter.shape:
-            what = "has no" if weight is None else f"has the shape {tuple(weight.shape)} for"
-            raise CheckpointError(f"{file} is not of this critic (trainer.critic.model): it {what} {name}")
-        found.append((parameter, weight))
-    return found
 
 
 # A step's advantages with a critic, and what the critic is trained towards. Pure.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MODEL_FILES = ("config.json", "generation_config.json", INDEX)
 FORMAT = {"format": "pt"}  # metadata of a safetensors file of whole weights
-OURS = {MANIFEST, "trainer.json", "optimizer.state", "optimizer", "critic.state", "critic", "lineage.jsonl"}
+OURS = {MANIFEST, "trainer.json", "lineage.jsonl"}
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -62,7 +62,11 @@ def export(checkpoint: Checkpoint, target: Path, dtype: DType, base: Path | None
             for file in sorted(checkpoint.folder.iterdir()):
                 if file.suffix == ".safetensors" and adapter is None:
                     _convert(file, folder / file.name, dtype)
-                elif file.name not in OURS and not (adapter and file.name in (WEIGHTS, SETTINGS)):
+                elif (
+                    file.name not in OURS
+                    and file.suffix != ".state"
+                    and not (adapter and file.name in (WEIGHTS, SETTINGS))
+                ):
                     shutil.copyfile(file, folder / file.name)
             if adapter and base:
                 _merge(adapter, base, folder, dtype)

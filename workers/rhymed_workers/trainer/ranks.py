@@ -27,7 +27,6 @@ class Alone:
 
     rank, size = 0, 1
     mesh: Any = None  # of the devices that share the weights; None: this process has all of them
-    savers: Any = None  # a process group of the threads that write checkpoints: training does not wait for it
 
     def share(self, batches: Sequence[MicroBatch]) -> list[Turn]:
         """This rank's forward passes."""
@@ -52,7 +51,6 @@ class Group(Alone):
     def __init__(self, mesh: Any) -> None:
         self.mesh = mesh
         self.rank, self.size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        self.savers = torch.distributed.new_group(backend="gloo", timeout=LONG)
         self._patient = torch.distributed.new_group(backend="gloo", timeout=LONG)
 
     def share(self, batches: Sequence[MicroBatch]) -> list[Turn]:

@@ -176,8 +176,7 @@ class Checkpoints:
 
 Write = Callable[[Path], list[str]]
 """Writes into a checkpoint's folder what was taken, on any thread, and again if it is called again. Several ranks
-call theirs at the same time. Returns the names of the files that have to be there then, but for parts of several
-ranks."""
+call theirs at the same time. Returns the names of this rank's files, which have to be there then."""
 
 
 def copied(tensors: Mapping[str, Tensor], *, copy: bool) -> dict[str, Tensor]:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from rhymed.core.config import Trainer
 from rhymed.core.errors import CheckpointError, ConfigError
-from rhymed_workers.trainer.optim import moments, packages
+from rhymed_workers.trainer.optim import moments, packages, shards
 from rhymed_workers.trainer.optim.optimizer import build
+from rhymed_workers.trainer.optim.shards import Stored
 
 NAMES = ["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"]
 
@@ -91,27 +92,30 @@ def test_muon_needs_matrices_and_a_torch_that_has_it(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", [*NAMES, "muon"])
 def test_a_resumed_optimizer_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     needs_library(name)
     straight = model()
     optimizer = build(settings(name), straight.parameters(), layers=straight)  # type: ignore[arg-type]
     for step in range(3):
         update(straight, optimizer, step)
-    save_file(moments.tensors(optimizer, straight.named_parameters()), tmp_path / "state")
+    shards.save(tmp_path, "optimizer", moments.tensors(optimizer, straight.named_parameters()), 0)
     resumed = model()
     resumed.load_state_dict(straight.state_dict())
     again = build(settings(name), resumed.parameters(), layers=resumed)  # type: ignore[arg-type]
-    stored = load_file(tmp_path / "state")
+    stored = Stored(tmp_path, "optimizer")
     moments.restore(again, resumed.named_parameters(), stored)
-    assert not stored
+    assert not stored.left
     for step in range(3, 6):
         assert update(straight, optimizer, step) == update(resumed, again, step)
     both = zip(straight.parameters(), resumed.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in both)
 
 
-def test_state_of_another_optimizer_or_shape_is_refused_in_words() -> None:
+def kept(folder: Path, tensors: dict[str, Tensor]) -> Stored:
+    shards.save(folder, "state", tensors, 0)
+    return Stored(folder, "state")
+
+
+def test_state_of_another_optimizer_or_shape_is_refused_in_words(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     trained = model()
     optimizer = build(settings("adamw"), trained.parameters())
@@ -120,20 +124,22 @@ def test_state_of_another_optimizer_or_shape_is_refused_in_words() -> None:
     for name in ("adamw_8bit", "paged_adamw", "muon"):
         other = build(settings(name), trained.parameters(), layers=trained)  # type: ignore[arg-type]
         with pytest.raises(CheckpointError, match=r"parameter 0\.weight .* continue with the trainer\.optimizer"):
-            moments.restore(other, trained.named_parameters(), dict(stored))
+            moments.restore(other, trained.named_parameters(), kept(tmp_path, stored))
     bent = {name: tensor.flatten() if tensor.dim() == 2 else tensor for name, tensor in stored.items()}
     with pytest.raises(CheckpointError, match=r"parameter 0\.weight"):
-        moments.restore(build(settings("adamw"), trained.parameters()), trained.named_parameters(), bent)
+        moments.restore(
+            build(settings("adamw"), trained.parameters()), trained.named_parameters(), kept(tmp_path, bent)
+        )
 
 
-def test_the_8_bit_state_is_the_same_paged_or_not() -> None:
+def test_the_8_bit_state_is_the_same_paged_or_not(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     trained = model()
     optimizer = build(settings("adamw_8bit"), trained.parameters())
     update(trained, optimizer, 0)
     stored = moments.tensors(optimizer, trained.named_parameters())
     paged = build(settings("paged_adamw_8bit"), trained.parameters())
-    moments.restore(paged, trained.named_parameters(), dict(stored))
+    moments.restore(paged, trained.named_parameters(), kept(tmp_path, stored))
     found: dict[str, Tensor] = moments.tensors(paged, trained.named_parameters())
     assert all(torch.equal(found[name], tensor) for name, tensor in stored.items())
 

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from rhymed.core.config import Config, Trainer
 from rhymed.core.errors import CheckpointError, ConfigError, RhymedError, TrainerError
 from rhymed.core.run.layout import layout_of
@@ -313,7 +311,7 @@ class DistributedLearner:
         return finish_once
 
     def _finish(self, folder: Path, finish: Finish) -> dict[str, str]:
-        with self._exchanges(), self._writes(folder):
+        with self._exchanges():
             mine, others = finish(), self._leader.digests(folder)
         if missing := [name for name in others if not (folder / name).is_file()]:
             raise CheckpointError(
@@ -321,15 +319,6 @@ class DistributedLearner:
                 " that all nodes share"
             )
         return {**mine, **others}
-
-    @contextlib.contextmanager
-    def _writes(self, folder: Path) -> Iterator[None]:
-        """One rank cannot try again alone: an error of the disk ends all ranks, which begin again with room."""
-        try:
-            yield
-        except (OSError, SafetensorError) as error:
-            cure = "let nothing else remove files there" if "No such file" in str(error) else "free some space"
-            raise CheckpointError(f"{folder} cannot be written: {error}; {cure}") from error
 
     @contextlib.contextmanager
     def _exchanges(self) -> Iterator[None]:

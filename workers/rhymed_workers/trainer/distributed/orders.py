@@ -14,11 +14,13 @@ from typing import Any, TypeAlias, get_args
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
+from rhymed.core.atomic import sync
+from rhymed.core.errors import CheckpointError
 from rhymed.core.run.checkpoint import digest_of
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer.learner import TorchLearner
-from rhymed_workers.trainer.optim import shards
 from rhymed_workers.trainer.saving import Finish
 
 
@@ -96,12 +98,18 @@ def exchange(samples: Sequence[StoredSample] | None) -> list[StoredSample]:
 
 
 def snapshot(learner: TorchLearner, folder: Path, rank: int, *, copy: bool) -> Finish:
-    """What it returns writes this rank's files, and returns their digests by name; "" for a file of rank 0 alone."""
+    """What it returns writes this rank's files, and returns their digests by name; "" for a file of rank 0. Raises
+    `CheckpointError` then: one rank cannot try again alone, so all of them begin again."""
     finish = learner.snapshot(folder, copy=copy)
 
     def with_digests() -> dict[str, str]:
-        names = finish()
-        own = shards.own_files(folder, rank)
-        return {**names, **{str(file.relative_to(folder)): digest_of(file) for file in own}}
+        try:
+            names = finish()
+            for name in names if rank else ():
+                sync(folder / name)
+            return {name: digest_of(folder / name) if rank else "" for name in names}
+        except (OSError, SafetensorError) as error:
+            cure = "let nothing else remove files there" if "No such file" in str(error) else "free some space"
+            raise CheckpointError(f"{folder} cannot be written by rank {rank}: {error}; {cure}") from error
 
     return with_digests

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rhymed.core.errors import CheckpointError
+from rhymed_workers.trainer.optim.shards import Stored, own
 
 CONSTANTS = ("qmap1", "qmap2")
 
@@ -32,44 +33,29 @@ def tensors(optimizer: torch.optim.Optimizer, named: Named) -> dict[str, Tensor]
     }
 
 
-def restore(optimizer: torch.optim.Optimizer, named: Named, stored: dict[str, Tensor]) -> None:
+def restore(optimizer: torch.optim.Optimizer, named: Named, stored: Stored) -> None:
     """Take the state of these parameters out of `stored`.
 
     Raises `CheckpointError` if it is another optimizer's, or of parameters of another shape.
     """
     for name, parameter in named:
-        if f"step.{name}" not in stored:
+        if f"step.{name}" not in stored.left:
             continue
         state = fresh(optimizer, parameter)
         for key, value in state.items():
             if key in CONSTANTS:
                 continue
-            found = stored.pop(f"{key}.{name}", None)
-            if found is None or not _alike(found, value):
+            found = stored.take(f"{key}.{name}", value)
+            if found is None:
                 raise CheckpointError(
                     f"the state of parameter {name} in the checkpoint is not of {type(optimizer).__name__}: continue"
                     " with the trainer.optimizer that wrote it"
                 )
             if isinstance(value, Tensor):
-                copy_into(value, found)  # in place: it may lie in paged memory
+                own(value).copy_(found)  # in place: it may lie in paged memory
             else:
                 state[key] = int(found)
         optimizer.state[parameter] = state
-
-
-def copy_into(value: Any, found: Tensor) -> None:
-    """`value` may be a part of several ranks' tensor, and `found` is always whole."""
-    if hasattr(value, "placements"):
-        from torch.distributed.tensor import distribute_tensor
-
-        whole = found.to(value.device)  # every rank has read it, so none sends it
-        value.copy_(distribute_tensor(whole, value.device_mesh, value.placements, src_data_rank=None))
-    else:
-        value.copy_(found)
-
-
-def _alike(found: Tensor, value: Any) -> bool:
-    return not isinstance(value, Tensor) or (found.shape, found.dtype) == (value.shape, value.dtype)
 
 
 def fresh(optimizer: Any, parameter: torch.nn.Parameter) -> dict[str, Any]:

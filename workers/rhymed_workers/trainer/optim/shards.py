@@ -1,152 +1,88 @@
-"""An optimizer's state in a checkpoint of several ranks: torch's distributed checkpoint (DCP), a file for each rank.
+"""Tensors of a checkpoint besides the model's, `NAME.state`: one file, or one of each of several ranks.
 
-The names of the tensors are those of `moments`. The parts in the files are independent of the number of ranks that
-read them: one process reads all of them, other ranks the parts that they need.
-
-Torch keeps their metadata as a pickle, and unpickles it without a limit. Here it may only describe tensors: a user
-who can change a checkpoint cannot run code in the trainer.
+The files are safetensors files with another suffix, so that engines do not take them for a part of the model. Of a
+tensor that ranks share, each one's file has its rows, in the order of the ranks; all other tensors are in the first
+one's. So one process, or another number of ranks, reads the rows that it needs from all of them.
 """
 
 from __future__ import annotations
 
-import pickle
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rhymed.core.errors import CheckpointError
-from rhymed_workers.trainer.optim import moments
 
-FOLDER = "optimizer"
-"""Of the policy's, in a checkpoint."""
+SUFFIX = ".state"
 
 
-def save(place: Path, tensors: Mapping[str, Tensor], group: Any) -> None:
-    """`tensors`: this rank's parts of the state. All ranks call it. `group`: by which they agree on who writes what.
-    Raises `CheckpointError`, in all ranks."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.api import CheckpointException
+def save(folder: Path, name: str, tensors: Mapping[str, Tensor], rank: int) -> list[str]:
+    """This rank's file; returns its name."""
+    from safetensors.torch import save_file
 
-    try:
-        dcp.save(dict(tensors), checkpoint_id=place, process_group=group)
-    except CheckpointException as error:
-        rank, (reason, _) = next(iter(error.failures.items()))
-        raise CheckpointError(f"{place} cannot be written by rank {rank}: {reason}") from None
+    mine = {key: own(tensor) for key, tensor in tensors.items() if rank == 0 or hasattr(tensor, "placements")}
+    file = f"{name}-{rank:04d}{SUFFIX}" if rank else f"{name}{SUFFIX}"
+    save_file({key: tensor.contiguous() for key, tensor in mine.items()}, folder / file)
+    return [file]
 
 
-def own_files(checkpoint: Path, rank: int) -> list[Path]:
-    """Of a checkpoint, those that this rank has written."""
-    mine = sorted(checkpoint.glob(f"*/__{rank}_*"))
-    return [*mine, *checkpoint.glob("*/.metadata")] if rank == 0 else mine
+def own(tensor: Any) -> Tensor:
+    """This rank's rows of a tensor that ranks share; of any other, all."""
+    if not hasattr(tensor, "placements"):
+        return torch.as_tensor(tensor)
+    assert all(place.is_shard(0) for place in tensor.placements), "ranks share rows"
+    mine: Tensor = tensor.to_local()
+    return mine
 
 
-def load(
-    place: Path,
-    optimizer: torch.optim.Optimizer,
-    named: moments.Named,
-    more: Mapping[str, Tensor] = MappingProxyType({}),
-) -> None:
-    """Restores the state of these parameters, and in place the tensors of `more`. Raises `CheckpointError` if it is
-    another optimizer's or model's.
-    """
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.api import CheckpointException
+class Stored:
+    """What was saved under a name, from which each tensor is taken once. `left`: the others."""
 
-    try:
-        reader = _reader(place)
-        have = set(reader.read_metadata().state_dict_metadata)
-        states = {
-            name: (parameter, moments.fresh(optimizer, parameter))
-            for name, parameter in named
-            if f"step.{name}" in have
-        }
-        wanted = {f"{key}.{name}": value for name, (_, state) in states.items() for key, value in state.items()}
-        wanted |= more
-        if odd := sorted(have ^ wanted.keys()):
-            raise CheckpointError(
-                f"{place} is not of this model and trainer.optimizer = adamw, first {odd[0]}: continue with those"
-                " that wrote it"
-            )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads it as well
-            dcp.load(wanted, storage_reader=reader)
-    except (OSError, ValueError, KeyError, pickle.PickleError, CheckpointException) as error:
-        raise CheckpointError(f"{place} cannot be read: {error!r}") from error
-    for name, (parameter, state) in states.items():
-        optimizer.state[parameter] = _kept(state, wanted, name)
+    def __init__(self, folder: Path, name: str) -> None:
+        """Raises `CheckpointError`."""
+        from safetensors import SafetensorError, safe_open
 
-
-DESCRIPTIONS = {
-    "torch.distributed.checkpoint.metadata": {
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
-    },  # not BytesStorageMetadata: of such an entry, torch unpickles the content as well
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.serialization": {"_get_layout"},  # reads an attribute by its name
-    "pathlib": {"Path", "PosixPath", "PurePath", "PurePosixPath"},
-    "pathlib._local": {"Path", "PosixPath"},
-}
-"""All names in the metadata of tensors, in addition to `torch.Size` and dtypes."""
-
-
-class _Metadata(pickle.Unpickler):
-    """Raises `UnpicklingError` at every name that does not describe tensors."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name in DESCRIPTIONS.get(module, ()):
-            return super().find_class(module, name)
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
-        if (module, name) == ("torch", "Size"):
-            return torch.Size
-        raise pickle.UnpicklingError(f"its metadata asks for {module}.{name}, which no checkpoint of a run has")
-
-
-def _metadata(file: Path) -> Any:
-    """Raises `OSError`, `PickleError`."""
-    from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-
-    with file.open("rb") as stream:
+        self.place = folder / f"{name}{SUFFIX}"
         try:
-            found = _Metadata(stream).load()
-        except (pickle.PickleError, OSError):
-            raise
-        except Exception as error:  # a pickle is a program: other bytes can make it raise any error
-            raise pickle.UnpicklingError(f"{file.name} is damaged: {error!r}") from None
-    if not isinstance(found, Metadata) or not isinstance(found.state_dict_metadata, dict):
-        raise pickle.UnpicklingError(f"{file.name} describes no tensors")
-    if not all(isinstance(one, TensorStorageMetadata) for one in found.state_dict_metadata.values()):
-        raise pickle.UnpicklingError(f"{file.name} describes other things than tensors")
-    for stored in dict(found.storage_data).values():
-        if stored.relative_path != Path(stored.relative_path).name:
-            raise pickle.UnpicklingError(f"{file.name} names {stored.relative_path}, outside of its folder")
-    return found
+            files = [self.place, *sorted(folder.glob(f"{name}-*{SUFFIX}"))]
+            self._files: list[Any] = [safe_open(file, framework="pt") for file in files]
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{self.place} cannot be read: {error!r}") from error
+        self._keys = [set(file.keys()) for file in self._files]
+        self.left = set[str]().union(*self._keys)
+
+    def take(self, key: str, like: Any) -> Tensor | None:
+        """The tensor, or this rank's rows where `like` is shared. None if there is none of its shape and type."""
+        parts = [file for file, keys in zip(self._files, self._keys, strict=True) if key in keys]
+        self.left.discard(key)
+        if not parts:
+            return None
+        found = _rows(parts, key, like) if hasattr(like, "placements") else _whole(parts, key)
+        wanted = own(like)
+        alike = not isinstance(like, Tensor) or (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        return found if alike else None
 
 
-def _reader(place: Path) -> Any:
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-
-    class Reader(FileSystemReader):
-        def read_metadata(self, *given: Any, **named: Any) -> Metadata:
-            metadata: Metadata = _metadata(Path(self._get_metadata_path(named.get("rank"))))
-            metadata.storage_meta = metadata.storage_meta or StorageMeta()
-            metadata.storage_meta.load_id = self.load_id
-            return metadata
-
-    return Reader(place)
+def _whole(parts: list[Any], key: str) -> Tensor:
+    tensors = [part.get_tensor(key) for part in parts]
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _kept(state: Mapping[str, Any], loaded: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Tensors are loaded in place, other values are replaced."""
-    return {key: loaded[f"{key}.{name}"] for key in state}
+def _rows(parts: list[Any], key: str, like: Any) -> Tensor:
+    """Those of this rank: torch divides rows as `torch.chunk` does."""
+    slices = [part.get_slice(key) for part in parts]
+    counts = [one.get_shape()[0] for one in slices]
+    if sum(counts) != like.shape[0]:
+        return _whole(parts, key)  # of another shape
+    size = -(-like.shape[0] // like.device_mesh.size())
+    first = min(like.shape[0], size * like.device_mesh.get_local_rank())
+    last, at, found = first + len(own(like)), 0, list[Tensor]()
+    for one, count in zip(slices, counts, strict=True):
+        low, high = max(0, first - at), min(count, last - at)
+        if low < high:
+            found.append(one[low:high])
+        at += count
+    return torch.cat(found) if found else torch.empty_like(own(like))

@@ -1,7 +1,7 @@
-"""What a resume needs besides the policy, in a checkpoint's folder: optimizer, random generator and position.
+"""What a resume needs besides the policy, in a checkpoint's folder: optimizer and position.
 
-The folder is also a Hugging Face model, or an adapter in PEFT's format. The optimizer's file is a safetensors file
-with another suffix, so that engines do not take it for a part of the model. Several ranks write a folder instead.
+The folder is also a Hugging Face model, or an adapter in PEFT's format. No state of a random generator is kept: each
+step sets its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rhymed_workers.trainer.ranks import Alone
 from rhymed_workers.trainer.saving import Write, copied
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*", "*.model")
-OPTIMIZER = "optimizer.state"
+OPTIMIZER = "optimizer"
 POSITION = "trainer.json"
 
 
@@ -33,21 +33,12 @@ def snapshot(
     *,
     copy: bool,
 ) -> Write:
-    """`more`: numbers that `load` gives back. Several ranks have no state of a random generator: each step sets its
-    own."""
+    """`more`: numbers that `load` gives back."""
     tensors = copied(moments.tensors(optimizer, model.named_parameters()), copy=copy)
     position = json.dumps({"steps": steps, "lr": optimizer.param_groups[0]["lr"], **more})
-    generator = torch.get_rng_state()
 
     def write(folder: Path) -> list[str]:
-        from safetensors.torch import save_file
-
-        names = []
-        if ranks.size > 1:
-            shards.save(folder / shards.FOLDER, tensors, ranks.savers)
-        else:
-            save_file({**tensors, "rng": generator}, folder / OPTIMIZER)
-            names.append(OPTIMIZER)
+        names = shards.save(folder, OPTIMIZER, tensors, ranks.rank)
         if ranks.rank == 0:
             (folder / POSITION).write_text(position)
             names.append(POSITION)
@@ -65,24 +56,19 @@ def copy_tokenizer(source: Path, folder: Path) -> list[str]:
 
 
 def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, float]]:
-    """Restores optimizer and random generator, whether one process or several ranks have saved them, and are reading
-    them; returns the trained steps and all numbers of the position. Raises `CheckpointError`."""
-    from safetensors.torch import load_file
-
-    tensors: dict[str, torch.Tensor] = {}
+    """Restores the optimizer, whether one process or several ranks have saved it, and are reading it; returns the
+    trained steps and all numbers of the position. Raises `CheckpointError`."""
     try:
         position = json.loads((folder / POSITION).read_text())
-        if (folder / shards.FOLDER).is_dir():
-            shards.load(folder / shards.FOLDER, optimizer, model.named_parameters())
-        else:
-            tensors = load_file(folder / OPTIMIZER)
-            torch.set_rng_state(tensors.pop("rng"))
-            moments.restore(optimizer, model.named_parameters(), tensors)
-        for group in optimizer.param_groups:
-            group["lr"] = position["lr"]
-        steps = int(position["steps"])
+        steps, lr = int(position["steps"]), float(position["lr"])
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder}: not a checkpoint of this trainer: {error!r}") from error
-    if tensors:
-        raise CheckpointError(f"{folder}: state of parameters that the model does not have: {sorted(tensors)[:3]}")
+    stored = shards.Stored(folder, OPTIMIZER)
+    moments.restore(optimizer, model.named_parameters(), stored)
+    if stored.left:
+        raise CheckpointError(
+            f"{folder}: state of parameters that the model does not have: {sorted(stored.left)[:3]}"
+        )
+    for group in optimizer.param_groups:
+        group["lr"] = lr
     return steps, position
