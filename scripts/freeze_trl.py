@@ -254,42 +254,6 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-ADAPTIVE = {
-    "entropy_coef": 0.1,
-    "entropy_coef_min": 0.05,
-    "entropy_coef_max": 0.12,
-    "entropy_coef_delta": 0.015,
-    "entropy_target": 3.0,
-}
-SHARPNESS = (1.0, 2.0, 3.0, 0.2, 0.2, 0.2, 0.2, 0.2, 3.0, 3.0)
-"""Factors of the embeddings, which are also the head, before each optimizer step: entropies differ."""
-
-
-def adaptive() -> dict[str, Any]:
-    """Entropy, part of it in the loss, and coefficient after each optimizer step, of TRL's adaptive control."""
-    given, steps = batch(), []
-    case = {"args": {"loss_type": "grpo", "beta": 0.0, "use_adaptive_entropy": True, **ADAPTIVE}} | {
-        "trainer": "GRPO",
-        "temperature": 1.0,
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        tiny().save_pretrained(folder)
-        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        made = trainer(case, model, folder)
-        made.current_gradient_accumulation_steps = 1
-        first = model.lm_head.weight.detach().clone()
-        model.train()
-        for sharpness in SHARPNESS:
-            with torch.no_grad():
-                model.lm_head.weight.copy_(first * sharpness)
-            inputs = {**given, "advantages": torch.zeros(GROUPS * GROUP), "num_items_in_batch": torch.tensor(1)}
-            loss = made._compute_loss(model, inputs).item()
-            metrics = made._metrics["train"]
-            entropy = metrics["entropy"][-1]
-            steps.append([entropy, -loss / entropy, metrics["entropy_coef"][-1]])
-    return {"settings": ADAPTIVE, "steps": steps}
-
-
 def decoupled() -> dict[str, Any]:
     """Advantages of GDPO from the formula of `multi_objective_aggregation="normalize_then_sum"`. None: no reward."""
     generator, missing = torch.Generator().manual_seed(2), torch.nan
@@ -323,7 +287,6 @@ def main(path: Path) -> None:
         "rewards": given["rewards"].tolist(),
         "cap": CAP,
         "cases": [run(case) for case in CASES],
-        "adaptive": adaptive(),
         "decoupled": decoupled(),
     }
     text = json.dumps(frozen)

@@ -58,11 +58,7 @@ class Recipe:
     kl_estimator: Estimator = "k3"
     kl_in: Place = "loss"
 
-    entropy_coef: float = 0.0  # of the bonus; with a target its first value
-    entropy_target: float = 0.0  # nats per token; 0: the coefficient is fixed
-    entropy_coef_min: float = 0.0
-    entropy_coef_max: float = 1.0
-    entropy_coef_delta: float = 0.005
+    entropy_coef: float = 0.0  # of the bonus
 
     correction: Correction = "token-tis"  # of the difference between engine and trainer
     tis_cap: float = 2.0
@@ -95,7 +91,7 @@ class Recipe:
 
     @property
     def entropy_bonus(self) -> bool:
-        return self.entropy_coef != 0 or self.entropy_target > 0
+        return self.entropy_coef != 0
 
     @property
     def rejects(self) -> bool:
@@ -259,7 +255,7 @@ _CLIPPED, _CLIP = _one_of("loss", "clip", "gmpo"), _one_of("loss", "clip")
 _CISPO, _SAPO, _DPPO = _one_of("loss", "cispo"), _one_of("loss", "sapo"), _one_of("loss", "dppo")
 _OTHERS = _not("loss", "dppo", "likelihood", words="a loss other than 'dppo' and 'likelihood', which need none")
 _GRADIENT = _not("loss", "likelihood", words="a policy gradient, not loss = 'likelihood'")
-_KL, _TARGET, _CACHE = _above_0("kl_coef"), _above_0("entropy_target"), _above_0("overlong_cache")
+_KL, _CACHE = _above_0("kl_coef"), _above_0("overlong_cache")
 _TIS, _SEQUENCE = _one_of("correction", "token-tis"), _one_of("correction", "sequence-mask")
 _ICEPOP, _GEOMETRIC = _one_of("correction", "icepop"), _one_of("correction", "geometric")
 _BASELINE = _one_of("advantage", "group-mean", "leave-one-out")
@@ -286,10 +282,6 @@ NEEDS: dict[str, Need] = {
     "kl_estimator": _KL,
     "kl_in": _KL,
     "entropy_coef": _GRADIENT,
-    "entropy_target": _GRADIENT,
-    "entropy_coef_min": _TARGET,
-    "entropy_coef_max": _TARGET,
-    "entropy_coef_delta": _TARGET,
     "correction": _OTHERS,
     "off_policy_mask": _GRADIENT,
     "tis_cap": _TIS,
@@ -307,7 +299,6 @@ ORDERED = (
     ("cispo_min", "cispo_max"),
     ("icepop_min", "icepop_max"),
     ("geometric_min", "geometric_max"),
-    ("entropy_coef_min", "entropy_coef_max"),
 )
 
 

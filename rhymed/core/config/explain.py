@@ -88,6 +88,10 @@ GONE = {
     "metrics.traces": "`rhymed logs --sample ID` shows the story of a sample",
     "net.transport = 'broadcast'": "engines map the trainer's file in shared memory; leave the key out",
     **dict.fromkeys(
+        (f"trainer.entropy_{name}" for name in ("target", "coef_min", "coef_max", "coef_delta")),
+        "the weight of the entropy bonus is fixed: trainer.entropy_coef",
+    ),
+    **dict.fromkeys(
         (f"trainer.teacher.{name}" for name in ("beta", "divergence", "over", "topk")),
         "distillation is a policy gradient of KL(policy || teacher), by the sampled tokens: leave it out",
     ),

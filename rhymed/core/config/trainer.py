@@ -230,21 +230,7 @@ class Losses(Section):
     )
     kl_estimator: Estimator | None = Field(None, description="of a token's KL")
     kl_in: Place | None = Field(None, description="where the KL term is added")
-    entropy_coef: float | None = Field(
-        None,
-        description="weight of the entropy bonus (mean over the trained tokens); with a target, its initial value",
-    )
-    entropy_target: float | None = Field(
-        None,
-        ge=0,
-        description="nats per token: after each optimizer step the weight rises if the entropy is at most this, else"
-        " it falls; above it there is no bonus; 0: the weight is fixed",
-    )
-    entropy_coef_min: float | None = Field(None, description="lower limit of the weight with a target")
-    entropy_coef_max: float | None = Field(None, description="upper limit of the weight with a target")
-    entropy_coef_delta: float | None = Field(
-        None, gt=0, description="change of the weight after a step, with a target"
-    )
+    entropy_coef: float | None = Field(None, description="weight of the entropy bonus (mean over the trained tokens)")
     correction: Correction | None = Field(
         None, description="of the difference between the engine's and the trainer's probabilities"
     )

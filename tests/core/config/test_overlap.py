@@ -20,7 +20,6 @@ from rhymed.core.config import Config
         ({"trainer": {"advantage_scale": "batch"}}, r"'batch' takes the deviation of the whole step"),
         ({"trainer": {"algorithm": "gdpo"}}, r"'decoupled' takes the deviation of the whole step"),
         ({"trainer": {"entropy_coef": 0.1}}, r"trainer.entropy_coef weights the mean over the whole step"),
-        ({"trainer": {"entropy_target": 1.0}}, r"trainer.entropy_coef weights the mean over the whole step"),
         ({"trainer": {"teacher": {"model": "x"}}}, r"trainer.teacher answers for the whole step"),
         ({"schedule": {"colocate": True}}, r"with schedule.colocate the trainer has no GPU while engines generate"),
     ],

@@ -108,8 +108,8 @@ def test_entropy_and_normalised_objectives_are_carried() -> None:
     found = migrate(
         ["multi_objective_aggregation=normalize_then_sum", "use_adaptive_entropy=true", "use_vllm=true"], OUT
     )
-    subset(found, trainer__advantage="decoupled", trainer__entropy_target=0.2, trainer__entropy_coef=0.0)
-    load_config(None, (), {}, found.values)
+    subset(found, trainer__advantage="decoupled")
+    assert set(reasons(found, "unsupported")) == {"use_adaptive_entropy"}
     verl = ["actor_rollout_ref.actor.entropy_coeff=0.001", "algorithm.adv_estimator=grpo"]
     subset(migrate(verl, OUT), trainer__entropy_coef=0.001)
 

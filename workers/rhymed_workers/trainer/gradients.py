@@ -14,7 +14,7 @@ from torch import Tensor
 from rhymed.core.config import Trainer
 from rhymed_store.client import StoredSample
 from rhymed_workers.trainer import ranks
-from rhymed_workers.trainer.algorithms.losses import EntropyBonus, TokenLosses, token_losses
+from rhymed_workers.trainer.algorithms.losses import TokenLosses, token_losses
 from rhymed_workers.trainer.batch import Batch, LogProbs, Values, assemble, engine_logprobs
 from rhymed_workers.trainer.policy.head import among_kept
 from rhymed_workers.trainer.policy.packing import MicroBatch, micro_batches
@@ -108,7 +108,6 @@ class Gradients:
         self._scorers = scorers
         self._config, self._recipe, self._longest = config, config.recipe, longest
         self._policy, self._reference, self._ranks = policy, reference, ranks
-        self.bonus = EntropyBonus(config.recipe)
 
     def assemble(
         self, samples: Sequence[StoredSample], values: Values | None = None, *, dense: bool = False
@@ -125,7 +124,7 @@ class Gradients:
             bonus: Tensor | float
             tokens, bonus = batch.tokens(logp_N, flat_N), 0.0
             if self._recipe.entropy_bonus:
-                bonus = self.bonus.coef * (entropy_N * batch.means_N[flat_N]).sum()
+                bonus = self._recipe.entropy_coef * (entropy_N * batch.means_N[flat_N]).sum()
             entropy_N = entropy_N.detach()
             if taught is not None and not taught.exact:
                 tokens = taught.advise(tokens, flat_N)

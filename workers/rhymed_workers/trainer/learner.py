@@ -8,7 +8,6 @@ weights go.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,7 +76,6 @@ class TorchLearner:
         self.reads_rows = distillation is not None and distillation.reads_rows
         self.steps = 0  # trained so far; also the version of the weights
         self._optimizer = optimizers.build(config, policy.trained(), layers=layers_of(policy))
-        self._entropy_before = (0.0, 0.0)  # sum and tokens of the step's earlier updates
         self._run_steps = 0  # of the whole run; 0: unknown
         self.colocated = colocated
 
@@ -166,7 +164,7 @@ class TorchLearner:
     def _update(self, samples: Sequence[StoredSample], progress: Progress) -> Sums:
         taught = self._distillation.ask(samples, progress).to(self.policy.device) if self._distillation else None
         values = self.critic.values if self.critic else None
-        batch, self._entropy_before = self._gradients.assemble(samples, values, dense=taught is not None), (0.0, 0.0)
+        batch = self._gradients.assemble(samples, values, dense=taught is not None)
         updates = [self._ranks.share(update) for update in batch.updates]
         sums, total, done = Sums(), sum(map(len, updates)), 0
         frozen = self.critic is not None and self.critic.alone(self.steps)
@@ -187,8 +185,6 @@ class TorchLearner:
                 sums.computed += micro.tokens
             if not frozen:
                 self._optimize(self._ranks.sum([loss.item()])[0], sums)
-                if self._recipe.entropy_bonus:
-                    self._move_bonus(sums)
             if self.critic:
                 self.critic.update()
         progress(total, total)
@@ -206,18 +202,8 @@ class TorchLearner:
         self._optimize(float(sums.loss), sums)
         return sums
 
-    def _move_bonus(self, sums: Sums) -> None:
-        """Updates the coefficient after an optimizer step, whose entropy was added to the sums since the last one, in
-        all ranks."""
-        bonus, before = self._gradients.bonus, self._entropy_before
-        mine = float(sums.entropy) - before[0], float(sums.tokens) - before[1]
-        self._entropy_before = before[0] + mine[0], before[1] + mine[1]
-        entropy, tokens = self._ranks.sum(mine)
-        sums.extra["actor/entropy_coef"] = bonus.coef
-        if tokens:
-            bonus.update(entropy / tokens)
-
     def _follow(self, micro: MicroBatch, taught: Targets | None, *, frozen: bool) -> None:
+        """The passes of a micro-batch, for the other ranks' sake."""
         if not frozen:
             self._gradients.follow(micro, taught)
         if self.critic:
@@ -253,10 +239,7 @@ class TorchLearner:
     def snapshot(self, folder: Path, *, copy: bool = False) -> Finish:
         """A model's or an adapter's folder with what a resume needs. All ranks call it, and what it returns."""
         writes = [self.policy.snapshot(copy=copy)]
-        bonus, more = self._gradients.bonus, dict[str, float]()
-        if self._recipe.entropy_target:
-            more = {"entropy_coef": bonus.level} | ({"entropy": bonus.last} if math.isfinite(bonus.last) else {})
-        writes.append(state.snapshot(self.policy.model, self._optimizer, self.steps, self._ranks, more, copy=copy))
+        writes.append(state.snapshot(self.policy.model, self._optimizer, self.steps, self._ranks, copy=copy))
         if self.critic:
             writes.append(self.critic.snapshot(self.steps, copy=copy))
 
@@ -274,8 +257,6 @@ class TorchLearner:
 
     def load(self, folder: Path) -> None:
         """All but the policy, which was loaded from the same folder. Raises `CheckpointError`."""
-        self.steps, more = state.load(folder, self.policy.model, self._optimizer)
-        bonus = self._gradients.bonus
-        bonus.level, bonus.last = more.get("entropy_coef", bonus.level), more.get("entropy", bonus.last)
+        self.steps = state.load(folder, self.policy.model, self._optimizer)
         if self.critic:
             self.critic.load(folder, self.steps)

@@ -17,10 +17,6 @@ DEFAULTS: dict[str, Any] = {
     "top_entropy_quantile": 1.0,
     "entropy_coef": 0.0,
     "use_adaptive_entropy": False,
-    "entropy_target": 0.2,
-    "entropy_coef_min": 0.0,
-    "entropy_coef_max": 1.0,
-    "entropy_coef_delta": 0.005,
     "mask_truncated_completions": False,
     "sapo_temperature_pos": 1.0,
     "sapo_temperature_neg": 1.05,
@@ -84,14 +80,11 @@ def _scale(value: Any, several: str) -> Iterator[Item]:
         yield Note("scale_rewards", "unsupported", f"there is no {value!r} here; `group` is written in its place")
 
 
-def _entropy(coef: float, adaptive: bool, target: float, least: float, most: float, delta: float) -> Iterator[Item]:
-    if coef or adaptive:
-        yield Put("trainer.entropy_coef", float(coef), of=("entropy_coef",))
+def _entropy(coef: float, adaptive: bool) -> Iterator[Item]:
+    if coef:
+        yield Put("trainer.entropy_coef", float(coef))
     if adaptive:
-        yield Put("trainer.entropy_target", target, of=("entropy_target",))
-        yield Put("trainer.entropy_coef_min", least, of=("entropy_coef_min",))
-        yield Put("trainer.entropy_coef_max", most, of=("entropy_coef_max",))
-        yield Put("trainer.entropy_coef_delta", delta, of=("entropy_coef_delta",))
+        yield Note("use_adaptive_entropy", "unsupported", "the weight of the entropy bonus is fixed")
 
 
 def _kl(beta: float, corrected: bool, sync: bool | None) -> Iterator[Item]:
@@ -156,17 +149,6 @@ ENTRIES = (
         _correction,
     ),
     unless("top_entropy_quantile", 1.0, "unsupported", "tokens of any entropy are trained on"),
-    Entry(
-        (
-            "entropy_coef",
-            "use_adaptive_entropy",
-            "entropy_target",
-            "entropy_coef_min",
-            "entropy_coef_max",
-            "entropy_coef_delta",
-        ),
-        ("trainer.entropy_coef",),
-        _entropy,
-    ),
+    Entry(("entropy_coef", "use_adaptive_entropy"), ("trainer.entropy_coef",), _entropy),
     flag("router_aux_loss_coef", "unsupported", "the loss has no term for routers"),
 )

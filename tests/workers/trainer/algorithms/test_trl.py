@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rhymed.core.algorithms import expand
 from rhymed_workers.trainer.algorithms.advantages import Objectives, advantages
-from rhymed_workers.trainer.algorithms.losses import EntropyBonus, token_losses, token_weights
+from rhymed_workers.trainer.algorithms.losses import token_losses, token_weights
 from rhymed_workers.trainer.algorithms.tokens import Tokens
 from rhymed_workers.trainer.policy.packing import Sequences, micro_batches
 from rhymed_workers.trainer.policy.policy import Policy
@@ -36,15 +36,6 @@ def frozen_policy(temperature: float) -> Policy:
 def sequences() -> list[Sequences]:
     pairs = zip(FROZEN["prompts"], FROZEN["responses"], strict=True)
     return [Sequences(np.array(prompt), np.array(response)) for prompt, response in pairs]
-
-
-def test_the_adaptive_coefficient_is_trls() -> None:
-    frozen = FROZEN["adaptive"]
-    bonus = EntropyBonus(expand("grpo", frozen["settings"]))
-    for entropy, applied, after in frozen["steps"]:
-        assert bonus.coef == pytest.approx(applied, abs=1e-6)
-        bonus.update(entropy)
-        assert bonus.level == pytest.approx(after)
 
 
 def test_advantages_of_several_scorers_are_trls() -> None:

@@ -6,7 +6,6 @@ in `rhymed.core.algorithms.Loss`. `correction` and `token_weights` make the weig
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -257,32 +256,3 @@ def kl_loss(logp_N: Tensor, old_N: Tensor, reference_N: Tensor, estimator: Estim
     """
     ratio_N = log_ratios(logp_N, old_N).exp()
     return (ratio_N.detach() if estimator == "k2" else ratio_N) * kl(logp_N, reference_N, estimator)
-
-
-# The coefficient of the entropy bonus: fixed, or moved towards a target after each optimizer step.
-#
-# The bonus is the mean over the tokens of an optimizer step of the policy's entropy, whatever the loss's own mean is.
-# Adaptive: Skywork-OR1 (arXiv 2505.22312), as TRL 1.16.0 has it. The first optimizer step has no bonus, since no
-# entropy was measured before it. Knows no torch.
-
-
-class EntropyBonus:
-    """The coefficient, which is equal in all ranks."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        self.level = recipe.entropy_coef
-        self.last = math.inf  # nats per token, of the last optimizer step
-
-    @property
-    def coef(self) -> float:
-        """The coefficient of the next optimizer step: an adaptive one is 0 while the entropy is above the target."""
-        return self.level if not self._recipe.entropy_target or self.last <= self._recipe.entropy_target else 0.0
-
-    def update(self, entropy: float) -> None:
-        """`entropy`: mean over the tokens of an optimizer step, in nats."""
-        recipe, self.last = self._recipe, entropy
-        if recipe.entropy_target:
-            low = entropy <= recipe.entropy_target
-            moved = self.level + (recipe.entropy_coef_delta if low else -recipe.entropy_coef_delta)
-            self.level = min(recipe.entropy_coef_max, max(recipe.entropy_coef_min, moved))

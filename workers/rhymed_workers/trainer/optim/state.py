@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,11 @@ def snapshot(
     optimizer: torch.optim.Optimizer,
     steps: int,
     ranks: Alone,
-    more: Mapping[str, float] = {},
     *,
     copy: bool,
 ) -> Write:
-    """`more`: numbers that `load` gives back."""
     tensors = copied(moments.tensors(optimizer, model.named_parameters()), copy=copy)
-    position = json.dumps({"steps": steps, "lr": optimizer.param_groups[0]["lr"], **more})
+    position = json.dumps({"steps": steps, "lr": optimizer.param_groups[0]["lr"]})
 
     def write(folder: Path) -> list[str]:
         names = shards.save(folder, OPTIMIZER, tensors, ranks.rank)
@@ -55,9 +52,9 @@ def copy_tokenizer(source: Path, folder: Path) -> list[str]:
     return [file.name for file in files]
 
 
-def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, float]]:
+def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
     """Restores the optimizer, whether one process or several ranks have saved it, and are reading it; returns the
-    trained steps and all numbers of the position. Raises `CheckpointError`."""
+    trained steps. Raises `CheckpointError`."""
     try:
         position = json.loads((folder / POSITION).read_text())
         steps, lr = int(position["steps"]), float(position["lr"])
@@ -71,4 +68,4 @@ def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[in
         )
     for group in optimizer.param_groups:
         group["lr"] = lr
-    return steps, position
+    return steps
