@@ -22,7 +22,6 @@ from rhymed.inputs.quantised import BITS_BYTES
 SUM_BYTES = 8  # of a weight's gradient, added up over groups (trainer.overlap)
 MOMENT_BYTES = {"adamw": 8.0, "paged_adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 2 + 8 / 256}
 """Of both moments of a parameter; 8-bit ones have a scale for every 256 (rhymed_workers.trainer.optim.optimizer)."""
-MUON_BYTES = 4.0  # of the momentum of a layer's matrix; the ends have AdamW
 
 VERSIONS = 3  # published: two are kept, one is being written (rhymed_workers.trainer.publish)
 TRAINER_BYTES = 0.4 * GIB  # of libraries: torch, transformers; of each rank
@@ -86,7 +85,7 @@ def needs(config: Config, models: Models, load: Workload, *, gpus: bool = False)
     policy, adapters, critic, teacher = models.policy, models.adapters, models.critic, models.teacher
     trained = adapters.parameters if adapters else policy.parameters
     values = critic.parameters if critic else 0
-    moment = moment_bytes(trainer, None if adapters else policy)
+    moment = MOMENT_BYTES[trainer.optimizer]
     steps_with_logprobs = min(load.steps, trainer.checkpoint_every * trainer.keep_checkpoints)
     per_token = LOGPROB_BYTES * (2 if rollout.cuts and not rollout.untold_cuts else 1)  # with floors
     stored = STORED_BYTES * load.generated * load.steps + per_token * load.samples * steps_with_logprobs
@@ -100,7 +99,7 @@ def needs(config: Config, models: Models, load: Workload, *, gpus: bool = False)
             "gradients": (FP32 + (SUM_BYTES if trainer.overlap else 0)) * trained,
             "optimizer": moment * trained,
             "reference model": FP32 * policy.parameters if trainer.recipe.kl_coef and not adapters else 0,
-            "critic": (2 * FP32 + moment_bytes(trainer, critic)) * values,
+            "critic": (2 * FP32 + moment) * values,
             "teacher": FP32 * teacher.parameters if teacher else 0,
         },
         working=max(pass_bytes(model, trainer, one, load, gpu=gpus) for one in (policy, critic) if one),
@@ -111,14 +110,6 @@ def needs(config: Config, models: Models, load: Workload, *, gpus: bool = False)
         ranks=trainer.world,
         here=trainer.ranks_per_node,
     )
-
-
-def moment_bytes(trainer: Trainer, size: Size | None) -> float:
-    """Of the optimizer's state of a parameter, on average. `size`: of the model; None: adapters are trained."""
-    if trainer.optimizer != "muon":
-        return MOMENT_BYTES[trainer.optimizer]
-    ends = size.ends / size.parameters if size and size.parameters else 0.0
-    return MUON_BYTES + (MOMENT_BYTES["adamw"] - MUON_BYTES) * min(1.0, ends)
 
 
 def lora_weights(model: Model, size: Size, adapters: Adapters) -> float:

@@ -335,5 +335,4 @@ def _not_sharded(trainer: Trainer) -> Iterator[str]:
     if trainer.engine == "trace":
         yield f"trainer.engine = 'trace' has no weights to share, and {shared}"
     if trainer.optimizer != "adamw":
-        needs = "Muon needs whole matrices" if trainer.optimizer == "muon" else "only 'adamw' knows parts of tensors"
-        yield f"trainer.optimizer = {trainer.optimizer!r}: {shared}, and {needs}"
+        yield f"trainer.optimizer = {trainer.optimizer!r}: {shared}, and only 'adamw' knows parts of tensors"

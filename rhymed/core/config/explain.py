@@ -96,6 +96,7 @@ GONE = {
         "distillation is a policy gradient of KL(policy || teacher), by the sampled tokens: leave it out",
     ),
     "store.token_stats_gib": "training's numbers of each token are not kept; metrics have their means",
+    "trainer.optimizer = 'muon'": "it trained one process's matrices only: take 'adamw'",
     "store.shards": "one store takes 10,000 samples of 512 tokens a second, more than a thousand GPUs generate",
 }
 """Settings, and values, that earlier releases had -> what serves in their place."""

@@ -281,12 +281,11 @@ class Trainer(Losses):
     engine: Literal["torch", "trace"] = Field(
         "torch", description="trace: no model; weights are a few numbers that depend on every token trained"
     )
-    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "muon"] = Field(
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = Field(
         "adamw",
-        description="8bit, paged: from the package bitsandbytes; less memory for the optimizer's state. muon:"
-        " torch's, for the matrices of layers, and AdamW for the rest",
+        description="8bit, paged: from the package bitsandbytes; less memory for the optimizer's state",
     )
-    lr: float = Field(1e-6, gt=0, description="learning rate of AdamW, its highest value; Muon's has the same scale")
+    lr: float = Field(1e-6, gt=0, description="learning rate, its highest value")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="learning rate after the warm-up; linear, cosine: falls until the run's last step"
     )

@@ -97,7 +97,6 @@ LIBRARY = pytest.mark.skipif(not importlib.util.find_spec("bitsandbytes"), reaso
         {"algorithm": "reinforce++"},
         {"algorithm": "dapo"},
         {"entropy_coef": 0.02, "minibatches": 2},
-        {"optimizer": "muon", "minibatches": 2},
         pytest.param({"optimizer": "adamw_8bit", "minibatches": 2}, marks=LIBRARY),
     ],
 )

@@ -31,7 +31,6 @@ from rhymed_workers.trainer.policy.backbone import (
     base_of,
     device_of,
     hidden_states,
-    layers_of,
     load_model,
     prepare,
 )
@@ -60,7 +59,7 @@ class Critic:
         self._config, self.model, self._ranks = config, model, ranks
         self._sums = Sums()
         self._loss: Tensor | float = 0.0  # of the micro-batches since the last update
-        self._optimizer = optimizers.build(config, model.parameters(), config.critic.lr, layers_of(model))
+        self._optimizer = optimizers.build(config, model.parameters(), config.critic.lr)
 
     @classmethod
     def at_start(cls, config: Config, compute: Compute, ranks: Alone = ALONE) -> Critic:

@@ -24,7 +24,7 @@ from rhymed_workers.trainer.gradients import Gradients
 from rhymed_workers.trainer.optim import optimizer as optimizers
 from rhymed_workers.trainer.optim import state
 from rhymed_workers.trainer.overlap.groups import GroupGradients
-from rhymed_workers.trainer.policy.backbone import Compute, free_cached, layers_of
+from rhymed_workers.trainer.policy.backbone import Compute, free_cached
 from rhymed_workers.trainer.policy.lora import restore
 from rhymed_workers.trainer.policy.packing import MicroBatch
 from rhymed_workers.trainer.policy.policy import Policy, Scores
@@ -75,7 +75,7 @@ class TorchLearner:
         self.dtype, self._distillation = dtype, distillation
         self.reads_rows = distillation is not None and distillation.reads_rows
         self.steps = 0  # trained so far; also the version of the weights
-        self._optimizer = optimizers.build(config, policy.trained(), layers=layers_of(policy))
+        self._optimizer = optimizers.build(config, policy.trained())
         self._run_steps = 0  # of the whole run; 0: unknown
         self.colocated = colocated
 

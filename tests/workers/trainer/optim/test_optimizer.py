@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,49 +57,17 @@ def test_it_learns_nearly_as_torchs_adamw_does(name: str) -> None:
     assert bytes_of == pytest.approx(numbers * (2.1 if name.endswith("8bit") else 8), rel=0.05)
 
 
-def test_muon_is_torchs_for_the_matrices_of_layers_and_adamw_for_the_rest() -> None:
-    ours, plain = model(), model()
-    optimizer = build(settings("muon"), ours.parameters(), layers=[ours[0]])  # type: ignore[index]
-    matrices, rest = [plain[0].weight], [plain[0].bias, *plain[2].parameters()]  # type: ignore[index]
-    parts = [
-        torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.1, fused=True),
-    ]
-    both: Any = SimpleNamespace(
-        step=lambda: [part.step() for part in parts], zero_grad=lambda: [part.zero_grad() for part in parts]
-    )
-    losses = []
-    for step in range(20):
-        for group in [*optimizer.param_groups, *parts[0].param_groups, *parts[1].param_groups]:
-            group["lr"] = 1e-2 / (1 + step // 10)
-        losses.append(update(ours, optimizer, step))
-        assert update(plain, both, step) == losses[-1]
-    assert losses[-1] < losses[0] / 2
-    assert all(torch.equal(*pair) for pair in zip(ours.parameters(), plain.parameters(), strict=True))
-    bytes_of = sum(tensor.nbytes for tensor in moments.tensors(optimizer, ours.named_parameters()).values())
-    assert bytes_of == pytest.approx(4 * 64 * 128 + 8 * (128 + 64 * 128 + 64), rel=0.01)
-
-
-def test_muon_needs_matrices_and_a_torch_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="no matrix of a layer is trained"):
-        build(settings("muon"), model().parameters())
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.8.1+cpu")
-    with pytest.raises(ConfigError, match=r"needs torch 2\.9 or newer, and 2\.8\.1\+cpu is installed"):
-        build(settings("muon"), model().parameters())
-    assert packages.missing_packages(settings("muon", engine="trace")) == []
-
-
-@pytest.mark.parametrize("name", [*NAMES, "muon"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_optimizer_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
     needs_library(name)
     straight = model()
-    optimizer = build(settings(name), straight.parameters(), layers=straight)  # type: ignore[arg-type]
+    optimizer = build(settings(name), straight.parameters())
     for step in range(3):
         update(straight, optimizer, step)
     shards.save(tmp_path, "optimizer", moments.tensors(optimizer, straight.named_parameters()), 0)
     resumed = model()
     resumed.load_state_dict(straight.state_dict())
-    again = build(settings(name), resumed.parameters(), layers=resumed)  # type: ignore[arg-type]
+    again = build(settings(name), resumed.parameters())
     stored = Stored(tmp_path, "optimizer")
     moments.restore(again, resumed.named_parameters(), stored)
     assert not stored.left
@@ -121,8 +88,8 @@ def test_state_of_another_optimizer_or_shape_is_refused_in_words(tmp_path: Path)
     optimizer = build(settings("adamw"), trained.parameters())
     update(trained, optimizer, 0)
     stored = moments.tensors(optimizer, trained.named_parameters())
-    for name in ("adamw_8bit", "paged_adamw", "muon"):
-        other = build(settings(name), trained.parameters(), layers=trained)  # type: ignore[arg-type]
+    for name in ("adamw_8bit", "paged_adamw"):
+        other = build(settings(name), trained.parameters())
         with pytest.raises(CheckpointError, match=r"parameter 0\.weight .* continue with the trainer\.optimizer"):
             moments.restore(other, trained.named_parameters(), kept(tmp_path, stored))
     bent = {name: tensor.flatten() if tensor.dim() == 2 else tensor for name, tensor in stored.items()}

@@ -1,9 +1,8 @@
 """An optimizer's state as named tensors, for checkpoints: `<key>.<parameter>`, e.g. `exp_avg.lm_head.weight`.
 
-Torch's AdamW keeps `exp_avg`, `exp_avg_sq` and `step` for each parameter; with Muon a matrix has `momentum_buffer`
-and `step`; bitsandbytes' optimizers keep `state1`, `state2`, `step`, and for 8-bit moments the scales of their
-blocks, `absmax1` and `absmax2`. Their tables of the 256 values (`qmap1`, `qmap2`) are constants and not written. A
-restored optimizer continues with the same bits.
+Torch's AdamW keeps `exp_avg`, `exp_avg_sq` and `step` for each parameter; bitsandbytes' optimizers keep `state1`,
+`state2`, `step`, and for 8-bit moments the scales of their blocks, `absmax1` and `absmax2`. Their tables of the 256
+values (`qmap1`, `qmap2`) are constants and not written. A restored optimizer continues with the same bits.
 """
 
 from __future__ import annotations
@@ -60,8 +59,6 @@ def restore(optimizer: torch.optim.Optimizer, named: Named, stored: Stored) -> N
 
 def fresh(optimizer: Any, parameter: torch.nn.Parameter) -> dict[str, Any]:
     """The state as before the first update."""
-    if hasattr(optimizer, "fresh"):
-        return dict(optimizer.fresh(parameter))
     if hasattr(optimizer, "init_state"):
         group, number, place = _place(optimizer, parameter)
         optimizer.init_state(group, parameter, number, place)

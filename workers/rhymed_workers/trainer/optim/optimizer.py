@@ -3,8 +3,7 @@ and makes its steps.
 
 AdamW is torch's. Its 8-bit and paged forms are bitsandbytes': 8-bit ones keep both moments in blocks of 256 numbers
 with a scale each (Dettmers et al. 2022, arXiv 2110.02861), and those of tensors below 4,096 numbers in float32; paged
-ones keep them in memory that a GPU shares with the machine. On a CPU there is nothing to page. Muon is torch's, for
-the matrices of layers; embeddings, heads, vectors and stacks of matrices have AdamW.
+ones keep them in memory that a GPU shares with the machine. On a CPU there is nothing to page.
 
 `lr_factor` is the learning rate of each step.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,76 +28,19 @@ CLASSES = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW32bit", "paged_a
 
 
 def build(
-    config: Trainer,
-    parameters: Iterable[torch.nn.Parameter],
-    lr: float | None = None,
-    layers: Iterable[torch.nn.Module] = (),
+    config: Trainer, parameters: Iterable[torch.nn.Parameter], lr: float | None = None
 ) -> torch.optim.Optimizer:
-    """`lr`: if it differs from `config.lr`. `layers`: whose matrices Muon changes. Raises `ConfigError` if the
-    optimizer's package is not installed, or Muon finds no matrix."""
+    """`lr`: if it differs from `config.lr`. Raises `ConfigError` if the optimizer's package is not installed."""
     if missing := missing_packages(config):
         raise ConfigError(missing[0])
     rate = config.lr if lr is None else lr
     trained = list(parameters)
-    if config.optimizer == "muon":
-        inner = {id(parameter) for layer in layers for parameter in layer.parameters() if parameter.ndim == 2}
-        return MuonAndAdamW(trained, inner, rate, config.betas, config.weight_decay)
     if config.optimizer == "adamw":
         return torch.optim.AdamW(trained, lr=rate, betas=config.betas, weight_decay=config.weight_decay, fused=True)
     made: torch.optim.Optimizer = _library_class(config.optimizer, trained)(
         trained, lr=rate, betas=config.betas, weight_decay=config.weight_decay
     )
     return made
-
-
-class MuonAndAdamW(torch.optim.Optimizer):
-    """Both as one optimizer, with the groups and the state of both. Muon's updates have the size of AdamW's (Liu et
-    al. 2025, arXiv 2502.16982), so both have one learning rate and one weight decay; its momentum is torch's 0.95.
-
-    `inner`: ids of the parameters that Muon changes. A matrix has a count of its steps next to its momentum, as a
-    parameter of AdamW has: a checkpoint's state is recognised by it.
-    """
-
-    def __init__(
-        self,
-        parameters: list[torch.nn.Parameter],
-        inner: set[int],
-        lr: float,
-        betas: tuple[float, float],
-        weight_decay: float,
-    ) -> None:
-        super().__init__(parameters, {})
-        matrices = [parameter for parameter in parameters if id(parameter) in inner]
-        others = [parameter for parameter in parameters if id(parameter) not in inner]
-        if not matrices:
-            raise ConfigError("trainer.optimizer = 'muon': no matrix of a layer is trained: set it to 'adamw'")
-        rate: Any = {"lr": lr, "weight_decay": weight_decay}
-        parts: list[Any] = [torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **rate)]
-        if others:
-            parts.append(torch.optim.AdamW(others, betas=betas, fused=True, **rate))
-        self._parts, self._matrices = parts, matrices
-        self.state: Any = defaultdict(dict)
-        self.param_groups = [group for part in parts for group in part.param_groups]
-        for part in parts:
-            part.state = self.state
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override, unused-ignore]
-        assert closure is None, "gradients are there"
-        for parameter in self._matrices:
-            if parameter.grad is not None:
-                self.state[parameter] = self.state.get(parameter) or self.fresh(parameter)
-                self.state[parameter]["step"] += 1
-        for part in self._parts:
-            part.step()
-
-    def fresh(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
-        """The state as before the first update."""
-        kept = {"memory_format": torch.preserve_format, "requires_grad": False}
-        names = ["exp_avg", "exp_avg_sq"]
-        if any(parameter is matrix for matrix in self._matrices):
-            names = ["momentum_buffer"]
-        step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        return {"step": step, **{name: torch.zeros_like(parameter, **kept) for name in names}}
 
 
 def step(optimizer: torch.optim.Optimizer, loss: float, max_norm: float, name: str) -> float | None:
