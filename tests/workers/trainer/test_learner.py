@@ -59,18 +59,10 @@ def rewarded(given: list[StoredSample], reward: Callable[[SampleInfo], float | N
 def learner(tiny_model: Path) -> Callable[..., TorchLearner]:
     def make(folder: Path = tiny_model, **settings: Any) -> TorchLearner:
         trainer = {"lr": 1e-3, "warmup_steps": 3, "weight_decay": 0.01, "micro_tokens": 40, **settings}
-        config = Config.model_validate({"trainer": trainer, "rollout": {"prompts_per_step": 3, "group_size": 4}})
+        rollout = {"prompts_per_step": 3, "group_size": 4, "max_prompt_length": 16, "max_response_length": 16}
+        config = Config.model_validate({"trainer": trainer, "rollout": rollout})
         reference = Policy.load(tiny_model) if config.trainer.recipe.kl_coef else None
-        return TorchLearner(
-            config.trainer,
-            Policy.load(folder),
-            reference,
-            tiny_model,
-            max_staleness=0,
-            max_prompt_length=16,
-            max_response_length=16,
-            dtype="bfloat16",
-        )
+        return TorchLearner(config, Policy.load(folder), reference, tiny_model)
 
     return make
 

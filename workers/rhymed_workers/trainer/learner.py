@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from rhymed.core.config import Config, Trainer
+from rhymed.core.config import Config
 from rhymed.inputs.models import make_readable
 from rhymed.inputs.quantised import base_of
 from rhymed_store.client import StoredSample
@@ -39,45 +39,41 @@ log = logging.getLogger(__name__)
 
 
 class TorchLearner:
-    """`source`: folder of the model that training started from, for its tokenizer files. `dtype`: of the published
-    weights. `step_samples`: of a step, about. `scorers`: label -> weight. `colocated`: engines use the
-    GPU between steps.
-    """
+    """`source`: folder of the model that training started from, for its tokenizer files."""
 
     reads_logprobs = True
 
     def __init__(
         self,
-        config: Trainer,
+        config: Config,
         policy: Policy,
         reference: Scores | None = None,
         source: Path | None = None,
         critic: Critic | None = None,
         *,
-        max_staleness: int,
-        max_prompt_length: int,
-        max_response_length: int,
-        dtype: str,
-        step_samples: int = 1,
         distillation: Distillation | None = None,
-        scorers: Mapping[str, float] = {},
         ranks: Alone = ALONE,
-        colocated: bool = False,
     ) -> None:
-        self._ranks = ranks
-        self._config, self._recipe, self._max_staleness = config, config.recipe, max_staleness
-        self._longest_prompt, self._longest = max_prompt_length, max_response_length
+        rollout, scorers = config.rollout, {scorer.label: scorer.weight for scorer in config.reward.all}
+        self._ranks, self._rollout, self._schedule = ranks, rollout, config.schedule
+        self._config, self._recipe = config.trainer, config.trainer.recipe
         self.policy, self.critic, self._source = policy, critic, source
-        self._gradients = Gradients(config, max_response_length, policy, reference, ranks=ranks, scorers=scorers)
-        self._groups = GroupGradients(
-            self._gradients, config.recipe, policy, ranks, samples=step_samples, longest=max_response_length
+        self._gradients = Gradients(
+            self._config, rollout.max_response_length, policy, reference, ranks=ranks, scorers=scorers
         )
-        self.dtype, self._distillation = dtype, distillation
+        self._groups = GroupGradients(
+            self._gradients,
+            self._recipe,
+            policy,
+            ranks,
+            samples=rollout.prompts_per_step * rollout.group_size,
+            longest=rollout.max_response_length,
+        )
+        self.dtype, self._distillation = policy.published_dtype or config.model.dtype, distillation
         self.reads_rows = distillation is not None and distillation.reads_rows
         self.steps = 0  # trained so far; also the version of the weights
-        self._optimizer = optimizers.build(config, policy.trained())
+        self._optimizer = optimizers.build(self._config, policy.trained())
         self._run_steps = 0  # of the whole run; 0: unknown
-        self.colocated = colocated
 
     @classmethod
     def restore(cls, config: Config, folder: Path | None, ranks: Alone = ALONE) -> TorchLearner:
@@ -88,20 +84,13 @@ class TorchLearner:
         compute = Compute.of(config.trainer, config.model.train_dtype)
         policy, reference = restore(config, source, folder, compute, ranks.mesh)
         learner = cls(
-            config.trainer,
+            config,
             policy,
             reference,
             source,
             Critic.at_start(config, compute, ranks) if config.trainer.recipe.critic else None,
-            max_staleness=config.schedule.max_staleness,
-            max_prompt_length=config.rollout.max_prompt_length,
-            max_response_length=config.rollout.max_response_length,
-            dtype=policy.published_dtype or config.model.dtype,
-            step_samples=config.rollout.prompts_per_step * config.rollout.group_size,
             distillation=build_teacher(config, policy, compute, ranks),
-            scorers={scorer.label: scorer.weight for scorer in config.reward.all},
             ranks=ranks,
-            colocated=config.schedule.colocate,
         )
         if folder is not None:
             learner.load(folder)
@@ -122,8 +111,8 @@ class TorchLearner:
         return ""
 
     def allowed(self, step: int, samples: Sequence[StoredSample]) -> list[StoredSample]:
-        longest = self._longest_prompt, self._longest
-        return readable(step, samples, self._max_staleness, self.policy.vocabulary, *longest)
+        longest = self._rollout.max_prompt_length, self._rollout.max_response_length
+        return readable(step, samples, self._schedule.max_staleness, self.policy.vocabulary, *longest)
 
     def begin(
         self, step: int, samples: Sequence[StoredSample], progress: Progress = lambda done, total: None
@@ -139,7 +128,7 @@ class TorchLearner:
         run_steps: int = 0,
     ) -> dict[str, float]:
         """Train the next step and return its metrics. Groups with too few scored samples are left out."""
-        check_staleness(self.steps, samples, self._max_staleness)
+        check_staleness(self.steps, samples, self._schedule.max_staleness)
         started, self._run_steps = time.perf_counter(), run_steps
         torch.manual_seed(self.steps)
         chosen, unscored = scored_groups(samples, self._recipe.least_group)
@@ -157,7 +146,7 @@ class TorchLearner:
             "timing_s/compute": seconds,
             "perf/train_tokens_per_s": sums.computed / (seconds + sums.extra.get("timing_s/overlap", 0.0)),
         }
-        if self.colocated:
+        if self._schedule.colocate:
             free_cached(self.policy.device)
         return metrics
 

@@ -202,9 +202,10 @@ def test_a_step_may_be_large(tiny_model: Path, aggregation: str) -> None:
     """65,536 samples of 32,768 tokens: the gradient of a few of them is a small number in the sum, and exact."""
     found = []
     for settings in ({}, {"overlap": True}):
-        trainer = Config.model_validate({"trainer": {"aggregation": aggregation, **settings}}).trainer
-        more: dict[str, Any] = {"max_staleness": 0, "max_prompt_length": 16, "max_response_length": 1 << 15}
-        one = TorchLearner(trainer, Policy.load(tiny_model), dtype="float32", step_samples=1 << 16, **more)
+        rollout = {"max_prompt_length": 16, "max_response_length": 1 << 15, "prompts_per_step": 64}
+        trainer = {"aggregation": aggregation, **settings}
+        config = Config.model_validate({"trainer": trainer, "rollout": {**rollout, "group_size": 1 << 10}})
+        one = TorchLearner(config, Policy.load(tiny_model))
         every = gradients(one)
         early(one, 0, samples(0), 0, 2)
         one.train(samples(0))

@@ -34,7 +34,6 @@ def trained(model: Path, **trainer: bool) -> dict[str, torch.Tensor]:
         }
     )
     learner = TorchLearner.restore(config, None)
-    assert learner.colocated
     learner.train(samples(0))
     return learner.policy.model.state_dict()
 
