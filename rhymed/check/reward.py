@@ -26,6 +26,7 @@ NONSENSE = "banana"
 SHOWN_CHARS = 600
 MAX_COLUMNS = 4  # that are tried as answers
 MAX_COLUMN_CHARS = 200
+WHOLE = "all samples of a prompt in one call (reward.call = 'sample': each one as soon as it is written)"
 RIGHT_LABEL, NONSENSE_LABEL = "right answer", "nonsense"
 
 
@@ -108,9 +109,8 @@ def describe(config: Config, row: Row, answers: Sequence[Answer], scorers: Loadi
             section.errors.append(f"reward: scoring {answer.label!r} of row 1 fails: {outcome.error}")
         else:
             doubts.append(_failure(answer, config.reward, outcome))
-    for scorer, call in zip(config.reward.all, result.calls, strict=True):
-        if call:
-            section.add(f"{scorer.label} gets", call)
+    for index in result.whole:
+        section.add(f"{config.reward.all[index].label} gets", WHOLE)
     section.rows += [("isolation" if number == 0 else "", note) for number, note in enumerate(result.notes)]
     section.errors = section.errors[:1]
     section.warnings += [] if section.errors else doubts[:1]

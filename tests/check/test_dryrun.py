@@ -87,7 +87,7 @@ def test_a_good_configuration_is_reported_whole_and_nothing_is_left_behind(make:
     assert rows(report, "reward")[2:4] == [("nonsense", "banana"), ("  reward", "0 (by right)")]
     called, (label, note) = rows(report, "reward")[4:]
     assert called[0] == "right gets"
-    assert called[1].startswith("one sample a call")
+    assert called[1].startswith("all samples of a prompt in one call")
     assert label == "isolation"
     assert note.startswith("scoring processes run")
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == before

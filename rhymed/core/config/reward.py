@@ -67,7 +67,7 @@ class Reward(Section):
     call: Literal["auto", "sample", "group"] = Field(
         "auto",
         description="what a function gets in one call: one sample, or all samples of a prompt in a step; auto: the"
-        " group, if its convention has lists and it may compare their elements",
+        " group, if its parameters are lists",
     )
     timeout_s: float = Field(
         10.0,

@@ -68,7 +68,6 @@ class Ready(msgspec.Struct, frozen=True):
     notes: list[str] = []
     warnings: list[str] = []
     whole: list[int] = []  # scorers that get all samples of a group in one call
-    calls: list[str] = []  # for each scorer: the samples of one call, and the reason; empty: one sample
 
 
 def item(response: str, row: Row, tokens: bytes = b"", step: int = 0, turn_ends: Sequence[int] | None = None) -> Item:
@@ -105,8 +104,7 @@ def main() -> None:
     limit(resource.RLIMIT_NOFILE, limits.open_files)
     cleanup = Cleanup()
     whole = [place for place, function in enumerate(functions) if function.whole]
-    calls = [function.call for function in functions]
-    put(answers, msgspec.msgpack.encode(Ready(notes=notes, warnings=warnings, whole=whole, calls=calls)))
+    put(answers, msgspec.msgpack.encode(Ready(notes=notes, warnings=warnings, whole=whole)))
     while (body := get(requests)) is not None:
         cleanup.end_wait()
         work = msgspec.msgpack.decode(body, type=Work)

@@ -70,8 +70,6 @@ class Pool:
             log.info("%s", note)
         for warning in first.warnings:
             log.warning("%s", warning)
-        for call in filter(None, first.calls):
-            log.info("%s", call)
         self.whole = first.whole
         self._add(first)
         for _ in range(self._config.reward.processes):

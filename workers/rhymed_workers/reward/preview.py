@@ -30,7 +30,7 @@ PATIENCE_S = 5.0  # for a judge: somebody waits
 class Preview:
     verdicts: list[list[Verdict]]  # of each answer, of each scorer of `reward.all`
     notes: list[str]  # how the scorers are isolated, and what they report about themselves
-    calls: list[str]  # for each scorer: the samples of one call, and the reason; empty: one sample
+    whole: list[int]  # scorers that get all samples of a group in one call
     warnings: list[str]
 
 
@@ -50,7 +50,7 @@ def preview(config: Config, row: Row, answers: Sequence[str]) -> Preview:
 
 async def _preview(process: ScoringProcess, config: Config, row: Row, answers: Sequence[str]) -> Preview:
     """Kills the process."""
-    result = Preview([], process.notes, process.calls, process.warnings)
+    result = Preview([], process.notes, process.whole, process.warnings)
     try:
         async with Judges(config, patience_s=PATIENCE_S) as judges:
             for response in answers:

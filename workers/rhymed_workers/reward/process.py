@@ -47,7 +47,6 @@ class ScoringProcess(Jailed):
         self.notes: list[str] = []  # how it is isolated, and what its scorers report about themselves
         self.warnings: list[str] = []
         self.whole: list[int] = []  # scorers that get all samples of a group in one call
-        self.calls: list[str] = []  # for each scorer: the samples of one call, and the reason; empty: one sample
 
     @classmethod
     async def start_with_retries(cls, config: Config) -> ScoringProcess:
@@ -90,7 +89,7 @@ class ScoringProcess(Jailed):
         if ready.error is not None:
             raise RewardError(ready.error)
         self.notes = [self.isolation(), *ready.notes]
-        self.warnings, self.whole, self.calls = ready.warnings, ready.whole, ready.calls
+        self.warnings, self.whole = ready.warnings, ready.whole
 
     @property
     def fresh(self) -> bool:

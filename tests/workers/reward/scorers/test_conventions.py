@@ -62,21 +62,20 @@ def test_a_function_that_compares_gets_the_whole_group(load: Load) -> None:
         """
     )
     assert rank.whole
-    assert rank.call.startswith("all samples of a prompt in one call")
     assert rewards(rank, *group("aaa", "a", "aa")) == [1.0, 0.0, 0.5]
 
 
 @pytest.mark.parametrize(
     ("asked", "source", "whole"),
     [
-        ("auto", "def reward(completions, **c): return [float(len(c)) for c in completions]", False),
+        ("auto", "def reward(completions, **c): return [float(len(c)) for c in completions]", True),
         ("group", "def reward(completions, **c): return [float(len(c)) for c in completions]", True),
         ("sample", "def reward(completions, **c): return [float(len(set(completions)))] * len(completions)", False),
         ("auto", "def reward(solution_str, ground_truth): return 1.0", False),
         ("auto", "def reward(solution_strs, ground_truths, **c): return [1.0] * len(solution_strs)", True),
     ],
 )
-def test_the_setting_or_the_source_decides(load: Load, asked: str, source: str, whole: bool) -> None:
+def test_the_setting_or_the_parameters_decide(load: Load, asked: str, source: str, whole: bool) -> None:
     assert load(source, reward={"call": asked}).whole is whole
 
 

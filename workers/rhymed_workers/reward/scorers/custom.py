@@ -8,7 +8,6 @@ keeps its cause.
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import logging
 import threading
@@ -19,7 +18,6 @@ from typing import Any
 from rhymed.core.errors import NotPlayed, RewardError, RowUnsuitable
 from rhymed.core.text import counted, short
 from rhymed_workers.reward.scorers.answer import ground_truth
-from rhymed_workers.reward.scorers.pointwise import is_pointwise
 from rhymed_workers.reward.scorers.result import LONGEST_NAME, MOST_PARTS, Logged, finite_or_none, list_of
 from rhymed_workers.reward.scorers.setting import MESSAGES, STATE, TRANSCRIPT, Response, Setting
 from rhymed_workers.sandbox.usercode import defined_at, describe, import_named, raised_at
@@ -79,8 +77,7 @@ def _convention(name: str, parameters: Mapping[str, inspect.Parameter]) -> tuple
 class Custom:
     """A user's function, and how it is called.
 
-    `supplied`: parameters whose values come from rhymed. `whole`: it gets all samples of a group in one call. `call`:
-    what it gets in one call, and why.
+    `supplied`: parameters whose values come from rhymed. `whole`: it gets all samples of a group in one call.
     """
 
     def __init__(
@@ -103,27 +100,17 @@ class Custom:
         self._short = name.rpartition(":")[2]
         self.title = f"{self._short} ({self._file}, line {line})" if self._file else name
         self.has_columns = self.supplied is TRL_PARAMETERS
-        self.whole, self.call = self._decide(function, setting.reward.call)
+        self.whole = self._is_whole(setting.reward.call)
 
     def takes(self, parameter: str) -> bool:
         return self._open_ended or parameter in self._names
 
-    def _decide(self, function: Callable[..., Any], asked: str) -> tuple[bool, str]:
+    def _is_whole(self, asked: str) -> bool:
+        """A function of lists may compare their elements."""
         lists = self.has_columns or self.supplied[0] in VERL_BATCH
         if asked == "group" and not lists:
             raise RewardError(f"reward.call = 'group': {self.title} has parameters for one sample, and no lists")
-        if asked != "auto":
-            how = "all samples of a prompt in one call" if asked == "group" else "one sample a call"
-            return asked == "group", f"{how} (reward.call = {asked!r})"
-        if not lists:
-            return False, "one sample a call: its parameters are for one"
-        given = {"trainer_state", *self._args}
-        while isinstance(function, functools.partial) and not function.args:
-            given |= function.keywords.keys()
-            function = function.func
-        if is_pointwise(function, given):
-            return False, "one sample a call: its source shows that it processes one at a time"
-        return True, "all samples of a prompt in one call: it gets lists, and may compare their elements"
+        return lists and asked != "sample"
 
     def score(self, responses: Sequence[Response]) -> list[Any]:
         """The result for each sample: of one sample, or of all samples of a group, which have the same row."""

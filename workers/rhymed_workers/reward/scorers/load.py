@@ -28,15 +28,13 @@ if TYPE_CHECKING:
 class RewardFunction:
     """A loaded scorer.
 
-    `whole`: it scores all samples of a group in one call; `call`: why, or why not; empty for a built-in one, which
-    scores one sample a call. `note`, `warning`: what it reports about itself.
+    `whole`: it scores all samples of a group in one call. `note`, `warning`: what it reports about itself.
     """
 
     def __init__(self, setting: Setting, function: Raw | Custom, *, optional: bool) -> None:
         self._setting, self._function, self._optional = setting, function, optional
         self._name = function.title if isinstance(function, Custom) else setting.scorer.scorer
         self.whole = isinstance(function, Custom) and function.whole
-        self.call = function.call if isinstance(function, Custom) else ""
         self.note, self.warning = (str(getattr(function, name, "")) for name in ("note", "warning"))
 
     def __call__(self, response: str, row: Row, tokens: Sequence[int] = ()) -> Verdict | None:
