@@ -1,4 +1,4 @@
-"""OpenAI's Responses and Anthropic's Messages with their real clients: the same sample as of chat completions."""
+"""OpenAI's Responses with the real client: the same sample as of chat completions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from rhymed.core.errors import CallRefused
 from rhymed.inputs.tokenizer import read_tokenizer
 from rhymed_store.client import StoreClient, StoredSample
-from rhymed_workers.sessions.chat.anthropic import message_asked
 from rhymed_workers.sessions.chat.responses import response_asked
 from tests.workers.sessions.policies import config_of, finished
 
@@ -55,33 +54,6 @@ for wrong in ("resp_none", fourth.id):
         assert error.code == "previous_response_not_found", error
 """
 
-MESSAGES = """
-from anthropic import Anthropic
-client = Anthropic(max_retries=0)
-tools = [{"name": "add", "input_schema": {"type": "object", "properties": {}}}]
-given = {"model": "any", "max_tokens": 100, "system": [{"type": "text", "text": "Be short."}], "tools": tools}
-def result(call, text):
-    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": text}]}
-messages = [say(row["prompt"])]
-first = client.messages.create(messages=messages, **given)
-text, call = first.content
-assert (text.text, call.name, call.input, first.stop_reason) == ("Let me see.", "add", {"a": 1}, "tool_use"), first
-messages += [{"role": "assistant", "content": first.content}, result(call, [{"type": "text", "text": "3"}])]
-with client.messages.stream(messages=messages, **given) as stream:
-    assert "".join(stream.text_stream) == "Another."
-    second = stream.get_final_message()
-text, call = second.content
-assert (call.input, second.stop_reason) == ({"a": 2}, "tool_use"), second
-assert second.usage.input_tokens > first.usage.input_tokens and second.usage.output_tokens > 0, second
-thought = {"type": "thinking", "thinking": "?", "signature": "?"}
-messages += [{"role": "assistant", "content": [thought, text, call]}, result(call, "4")]
-third = client.messages.create(messages=messages, **given)
-assert (third.content[0].text, third.stop_reason) == ("Third.", "end_turn"), third
-messages += [{"role": "assistant", "content": "Third."}, say("More.")]
-fourth = client.messages.create(messages=messages, **(given | {"max_tokens": 2}))
-assert (fourth.stop_reason, fourth.usage.output_tokens) == ("max_tokens", 2), fourth
-"""
-
 
 async def sampled(store: StoreClient, folder: Path, model: Path, program: str) -> StoredSample:
     tokenizer, said = read_tokenizer(model), iter(["Let me see.", "Another.", "Third.", "Fourth."])
@@ -97,13 +69,10 @@ async def sampled(store: StoreClient, folder: Path, model: Path, program: str) -
     return sample
 
 
-@pytest.mark.parametrize("program", [RESPONSES, MESSAGES])
-async def test_every_api_makes_the_sample_of_chat_completions(
-    store: StoreClient, tmp_path: Path, tiny_model: Path, program: str
+async def test_responses_make_the_sample_of_chat_completions(
+    store: StoreClient, tmp_path: Path, tiny_model: Path
 ) -> None:
-    if program == MESSAGES:
-        pytest.importorskip("anthropic")
-    sample = await sampled(store, tmp_path, tiny_model, program)
+    sample = await sampled(store, tmp_path, tiny_model, RESPONSES)
     assert sample.prompt_tokens is not None
     text = read_tokenizer(tiny_model).decode([*sample.prompt_tokens.tolist(), *sample.tokens.tolist()])
     add = '{"name": "add", "parameters": {"type": "object", "properties": {}}}'
@@ -114,30 +83,6 @@ async def test_every_api_makes_the_sample_of_chat_completions(
         f"{tools}</tools>\n[system] Be short.<eos>\n[user] What is 1 + 2?<eos>\n[assistant] {said}"
     )
     assert (sample.info.forks, len(sample.info.turns)) == ([], 7), "one row of four turns"
-
-
-STOPPED = """
-from anthropic import Anthropic
-client, messages = Anthropic(max_retries=0), [say(row["prompt"])]
-def send(*stops):
-    answer = client.messages.create(model="any", max_tokens=100, messages=messages, stop_sequences=stops)
-    messages.extend([{"role": "assistant", "content": answer.content}, say("Go on.")])
-    return answer.content[0].text, answer.stop_reason, answer.stop_sequence
-assert send("</b>", "</a>") == ("<a>1", "stop_sequence", "</a>")
-assert send("</b>") == ("2", "end_turn", None)
-"""
-
-
-async def test_a_stop_sequence_is_named(store: StoreClient, tmp_path: Path, tiny_model: Path) -> None:
-    pytest.importorskip("anthropic")
-    tokenizer, said = read_tokenizer(tiny_model), iter(["<a>1</a>", "2<eos>"])
-
-    def policy(prompt: list[int], repeats: int) -> list[int]:
-        return list(tokenizer(next(said), add_special_tokens=False).input_ids)
-
-    (sample,) = await finished(config_of(tmp_path, STOPPED, tiny_model, timeout_s=200), store, policy)
-    assert sample.info.forks == []
-    assert tokenizer.decode(sample.tokens).startswith("<a>1</a><eos>\n[user] Go on.<eos>\n[assistant] 2")
 
 
 @pytest.mark.parametrize(
@@ -165,49 +110,3 @@ async def test_a_stop_sequence_is_named(store: StoreClient, tmp_path: Path, tiny
 def test_what_a_response_cannot_be_is_refused(wrong: dict[str, Any], why: str) -> None:
     with pytest.raises(CallRefused, match=why):
         response_asked({"input": "?"} | wrong, lambda name: None)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ({"messages": []}, "at least one message"),
-        (
-            {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "I"}]},
-            "end with the user's",
-        ),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "only text can be read"),
-        ({"messages": ["?"]}, "needs a role"),
-        ({"messages": [{"role": {}, "content": "?"}]}, "needs a role"),
-        ({"messages": [{"role": [], "content": [{"type": "text", "text": "?"}]}]}, "needs a role"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "only tools with a schema"),
-        ({"tool_choice": {"type": "any"}}, "only 'auto' and 'none'"),
-        ({"stop_sequences": [3]}, "stop_sequences"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "without a grammar"),
-        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "only clear_thinking"),
-        ({"mcp_servers": [{"type": "url"}]}, "the program runs its tools itself"),
-    ],
-)
-def test_what_a_message_cannot_be_is_refused(wrong: dict[str, Any], why: str) -> None:
-    with pytest.raises(CallRefused, match=why):
-        message_asked({"messages": [{"role": "user", "content": "?"}]} | wrong)
-
-
-ERRORS = """
-import os
-import anthropic
-def error(**more):
-    try:
-        anthropic.Anthropic(max_retries=0, **more).messages.create(model="any", max_tokens=9, messages=[], tools=[])
-    except anthropic.APIStatusError as failed:
-        return type(failed).__name__, failed.body["error"]["type"]
-assert error() == ("BadRequestError", "invalid_request_error"), error()
-assert error(api_key="wrong") == ("AuthenticationError", "authentication_error")
-other = {"Authorization": "Bearer another", "X-Api-Key": os.environ["ANTHROPIC_API_KEY"]}
-assert error(default_headers=other)[0] == "BadRequestError", "one key is right"
-ask([say("a")])
-"""
-
-
-async def test_errors_are_those_of_the_api(store: StoreClient, tmp_path: Path) -> None:
-    pytest.importorskip("anthropic")
-    await finished(config_of(tmp_path, ERRORS), store)

@@ -115,17 +115,17 @@ async def test_one_session_has_few_requests_at_once(
         url, headers = served.url("mine"), {"Authorization": f"Bearer {session.token}"}
         async with aiohttp.ClientSession(headers=headers) as client:
 
-            async def ask(text: str, path: str = "chat/completions") -> tuple[int, str]:
+            async def ask(text: str) -> int:
                 body = {"model": "any", "messages": [{"role": "user", "content": text}]}
-                async with client.post(f"{url}/{path}", json=body) as answer:
-                    return answer.status, (await answer.json())["error"]["type"]
+                async with client.post(f"{url}/chat/completions", json=body) as answer:
+                    assert (await answer.json())["error"]["type"] == "invalid_request_error"
+                    return answer.status
 
-            assert await ask("long" * 2000, "messages") == (413, "request_too_large")
+            assert await ask("long" * 2000) == 413
             waiting = [asyncio.create_task(ask(str(number))) for number in range(2)]
             while len(session.calls) < 2:
                 await asyncio.sleep(0.001)
-            assert await ask("more") == (429, "invalid_request_error")
-            assert await ask("more", "messages") == (429, "rate_limit_error")
+            assert await ask("more") == 429
             await session.close()
             for task in waiting:
                 task.cancel()

@@ -34,7 +34,7 @@ def test_ids_are_below_the_size_of_the_vocabulary() -> None:
     speech.close()
 
 
-async def test_calls_are_read_only_where_tools_were_offered_and_a_special_token_may_end_a_turn(
+async def test_calls_are_read_only_where_tools_were_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer = byte_tokenizer()
@@ -44,7 +44,6 @@ async def test_calls_are_read_only_where_tools_were_offered_and_a_special_token_
     reads = Dialogue.read
     monkeypatch.setattr(Dialogue, "read", lambda *given: read.append(1) or reads(*given))
     turn = ids(tokenizer, "so: 3<|end|>")
-    assert await speech.stopped(turn, ["<|end|>", "</end>"]) == "<|end|>"
     assert (await speech.message(turn, [], "name")).content == "so: 3"
     assert not read
     assert (await speech.message(turn, [TOOL], "name")).content == "so: 3"

@@ -1,8 +1,8 @@
 """The endpoint of the programs of one worker, over HTTP: `/sessions/<sample>/v1/chat/completions` and its like.
 
-Invariant: no request is answered without the token of the sample. Errors are OpenAI's objects, or Anthropic's
-for its API. Large bodies are read and written in threads. Unauthenticated connections are few and
-short (rhymed.core.http), and so are those of one session. Knows neither store nor broker.
+Invariant: no request is answered without the token of the sample. Errors are OpenAI's objects. Large bodies are read
+and written in threads. Unauthenticated connections are few and short (rhymed.core.http), and so are those of one
+session. Knows neither store nor broker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from rhymed.core.http import LINGER_S, MOST_STRANGERS, Connections, Places, quie
 from rhymed.core.text import short
 from rhymed_workers.reward.scorers.result import LARGEST, TOO_LARGE
 from rhymed_workers.sessions.chat import answers
-from rhymed_workers.sessions.chat.anthropic import message, message_asked, message_events, message_refusal
 from rhymed_workers.sessions.chat.asked import chat_asked, tokens_asked
 from rhymed_workers.sessions.chat.responses import response, response_asked, response_events
 from rhymed_workers.sessions.session import Session
@@ -44,7 +43,6 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Address that binds all of its kind -> this host's own."""
 
 Handler = Callable[[web.Request, Session], Awaitable[web.StreamResponse]]
-Refusal = Callable[[CallRefused], dict[str, Any]]
 
 
 class Api(NamedTuple):
@@ -57,7 +55,6 @@ class Api(NamedTuple):
 
 CHAT = Api(lambda body, session: chat_asked(body), answers.completion, answers.chunks)
 RESPONSES = Api(lambda body, session: response_asked(body, session.answered), response, response_events)
-MESSAGES = Api(lambda body, session: message_asked(body), message, message_events)
 
 
 class Endpoint:
@@ -70,15 +67,13 @@ class Endpoint:
         for method, path, handler in (
             ("POST", "/chat/completions", partial(self._turn, CHAT)),
             ("POST", "/responses", partial(self._turn, RESPONSES)),
-            ("POST", "/messages", partial(self._turn, MESSAGES)),
             ("POST", "/inference/v1/generate", self._generate),
             ("POST", "/reward", self._reward),
             ("GET", "/models", self._models),
             ("GET", "/models/{model:.+}", self._models),
             ("*", "/{rest:.*}", self._unknown),
         ):
-            refusal = message_refusal if path == "/messages" else answers.refusal
-            application.router.add_route(method, base + path, self._guarded(handler, refusal))
+            application.router.add_route(method, base + path, self._guarded(handler))
         self._places = places()
         self._connections, self._busy = Connections(self._places), Counter[str]()
         self._held, self._room = 0, asyncio.Condition()
@@ -127,13 +122,13 @@ class Endpoint:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self._port}/sessions/{name}/v1"
 
-    def _guarded(self, handler: Handler, refusal: Refusal) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _guarded(self, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
                 session = self._session(request)
             except CallRefused as error:
                 with self._connections.answering(request.transport, proven=False):
-                    refused = await _json(refusal(error), error.status)
+                    refused = await _json(answers.refusal(error), error.status)
                     refused.force_close()
                     return refused
             try:
@@ -141,15 +136,15 @@ class Endpoint:
                     async with self._memory(request):
                         return await handler(request, session)
             except CallRefused as error:
-                return await _json(refusal(error), error.status)
+                return await _json(answers.refusal(error), error.status)
             except asyncio.CancelledError:
                 raise  # its client has gone, or its session has ended
             except web.HTTPException as error:
-                return await _json(refusal(CallRefused(error.reason, status=error.status)), error.status)
+                return await _json(answers.refusal(CallRefused(error.reason, status=error.status)), error.status)
             except Exception:
                 log.exception("a program's call failed")
                 broken = CallRefused("the endpoint failed; its worker's log says why", "internal_error", status=500)
-                return await _json(refusal(broken), 500)
+                return await _json(answers.refusal(broken), 500)
 
         return guarded
 
@@ -193,17 +188,12 @@ class Endpoint:
             self._room.notify_all()
 
     def _session(self, request: web.Request) -> Session:
-        """Raises `CallRefused`, with the same message for an unknown sample and for a wrong token.
-
-        One right key is enough: a client may send another of its environment in another header.
-        """
+        """Raises `CallRefused`, with the same message for an unknown sample and for a wrong token."""
         session = self._sessions.get(request.match_info["sample"])
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-        keys = [request.headers.get(name, "") for name in ("api-key", "x-api-key")]
-        given = [
-            key.strip().encode(errors="replace") for key in [*keys, bearer if scheme.lower() == "bearer" else ""]
-        ]
-        if session is None or not any([secrets.compare_digest(key, session.token.encode()) for key in given]):
+        key = bearer if scheme.lower() == "bearer" else request.headers.get("api-key", "")
+        given = key.strip().encode(errors="replace")
+        if session is None or not secrets.compare_digest(given, session.token.encode()):
             raise CallRefused("this key is not that of a sample that is here", code="invalid_api_key", status=401)
         return session
 
@@ -246,7 +236,7 @@ class Endpoint:
 
     async def _unknown(self, request: web.Request, session: Session) -> web.StreamResponse:
         raise CallRefused(
-            f"{request.method} {request.path}: there are chat/completions, responses, messages, models, reward and"
+            f"{request.method} {request.path}: there are chat/completions, responses, models, reward and"
             " inference/v1/generate",
             code="unknown_url",
             status=404,

@@ -114,8 +114,6 @@ class Programs:
         variables = {
             "OPENAI_BASE_URL": self._endpoint.url(name),
             "OPENAI_API_KEY": session.token,
-            "ANTHROPIC_BASE_URL": self._endpoint.url(name).removesuffix("/v1"),
-            "ANTHROPIC_API_KEY": session.token,
             "RHYMED_SESSION": name,
         }
         content = json.dumps(row, ensure_ascii=False)

@@ -392,16 +392,13 @@ class Session:
         hidden = [] if asked.includes_stop else asked.stop
         message = await self._speech.message(turn.tokens, tools, name, before, hidden)
         pieces: Sequence[str] = await self._speech.pieces(turn.tokens) if asked.logprobs else ()
-        stopped = await self._speech.stopped(turn.tokens, asked.stop) if asked.stop else ""
         if asked.tokens is None:
             self._conversations.add(number, asked.prompt_key, asked.messages, message)
         call.turn = number
         if not call.answer.done():
             prompt = call.prompt.tolist() if asked.token_ids else []
             reason = turn.info.finish_reason
-            written = Written(
-                name, prompt, len(call.prompt), turn.tokens, turn.logprobs, reason, message, pieces, stopped
-            )
+            written = Written(name, prompt, len(call.prompt), turn.tokens, turn.logprobs, reason, message, pieces)
             call.answer.set_result(written)
 
     async def close(self) -> None:

@@ -88,11 +88,6 @@ class Speech:
 
         return await self._do(work)
 
-    async def stopped(self, tokens: Sequence[int], stop: Sequence[str]) -> str:
-        """The string out of these that ended a turn; empty: none did."""
-        text = await self._do(lambda: self._template.decode(tokens) if self._template else " ".join(map(str, tokens)))
-        return min((string for string in stop if string in text), key=text.find, default="")
-
     async def pieces(self, tokens: Sequence[int]) -> list[str]:
         """The text of each token."""
         template = self._template

@@ -1,2 +1,2 @@
-"""Requests of programs and their answers as data: OpenAI's chat completions and Responses, Anthropic's
-Messages, and vLLM's call with token ids. Pure."""
+"""Requests of programs and their answers as data: OpenAI's chat completions and Responses, and vLLM's call with token
+ids. Pure."""

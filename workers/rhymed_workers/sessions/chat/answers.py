@@ -28,7 +28,6 @@ class Written(NamedTuple):
     finish_reason: str  # stop, length
     message: Message
     pieces: Sequence[str] = ()  # the text of each token, if log-probs were asked for
-    stopped: str = ""  # the string of the call's `stop` that ended it
 
     @property
     def reason(self) -> str:

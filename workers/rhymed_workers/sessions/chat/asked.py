@@ -178,12 +178,10 @@ def _changes(name: str, value: Any, nothing: Mapping[str, Callable[[Any], bool]]
 
 
 def _choice(given: dict[str, Any]) -> str:
-    """auto or none, which Anthropic's API writes as an object."""
     choice = given.get("tool_choice", "auto")
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind not in ("auto", "none"):
+    if choice not in ("auto", "none"):
         raise CallRefused(f"tool_choice = {choice!r:.80}: {WHY['tool_choice']}", param="tool_choice")
-    return str(kind)
+    return str(choice)
 
 
 def most_of(given: dict[str, Any], *names: str) -> int | None:
@@ -195,13 +193,13 @@ def most_of(given: dict[str, Any], *names: str) -> int | None:
     return None
 
 
-def stops_of(given: dict[str, Any], name: str = "stop") -> list[str]:
-    asked = given.get(name) or []
+def stops_of(given: dict[str, Any]) -> list[str]:
+    asked = given.get("stop") or []
     strings = [asked] if isinstance(asked, str) else asked
     if not isinstance(strings, list) or not all(isinstance(each, str) and each for each in strings):
-        raise CallRefused(f"{name} = {asked!r:.80}: a string or a list of strings expected", param=name)
+        raise CallRefused(f"stop = {asked!r:.80}: a string or a list of strings expected", param="stop")
     if len(strings) > MOST_STOPS or any(len(each) > LONGEST_STOP for each in strings):
-        raise CallRefused(f"{name}: at most {MOST_STOPS} strings of at most {LONGEST_STOP} characters", param=name)
+        raise CallRefused(f"stop: at most {MOST_STOPS} strings of at most {LONGEST_STOP} characters", param="stop")
     return strings
 
 
