@@ -202,7 +202,7 @@ class Judge(Section):
         120.0, ge=0, description="seconds for which a failed request is repeated before its sample counts as failed"
     )
     cache: int = Field(
-        100_000, ge=0, description="answers kept in the run's folder, so that a request is not made twice; 0: none"
+        100_000, ge=0, description="rewards that a worker remembers, so that no request is made twice; 0: none"
     )
 
     @property

@@ -194,23 +194,21 @@ async def test_samples_are_scored_stored_and_reported(
     assert [leave.worker for leave in broker.leaves] == ["reward-0"]
 
 
-async def test_judged_samples_are_stored_and_reported_and_kept_in_the_runs_folder(
+async def test_judged_samples_are_stored_and_reported(
     make: Callable[..., Config], where: RunLayout, broker: FakeBroker
 ) -> None:
     async with serving(says("7")) as server:
         judge = {"url": server.url, "model": "m", "concurrency": 20}
-        config = make(scorer="judge", judge=judge)
-        ids = await put(where, "1 2 3", "3 2 1")
-        for number in range(2):  # the second worker asks nothing
-            async with RewardWorker(config, where, f"reward-{number}").running():
-                await until(lambda number=number: len(broker.joins) == number + 1)  # type: ignore[misc]
-                assert broker.joins[-1].slots == 20
-                await broker.rate(*ids)
-                cached = {"reward/scored": 2.0, "reward/judge_cached": 2.0 * number}
-                await until(lambda cached=cached: cached.items() <= broker.stats.items())  # type: ignore[misc]
+        ids = await put(where, "1 2 3", "3 2 1", "1 2 3")
+        async with RewardWorker(make(scorer="judge", judge=judge), where, "reward-0").running():
+            await until(lambda: broker.joins)
+            assert broker.joins[-1].slots == 20
+            await broker.rate(*ids)
+            scored = {"reward/scored": 3.0, "reward/judge_cached": 1.0}
+            await until(lambda: scored.items() <= broker.stats.items())
         assert len(server.bodies) == 2
-    assert [broker.scores[id].reward for id in ids] == [0.7, 0.7]
-    assert await rewards(where, *ids) == [0.7, 0.7]
+    assert [broker.scores[id].reward for id in ids] == [0.7] * 3
+    assert await rewards(where, *ids) == [0.7] * 3
 
 
 async def test_loss_weights_are_stored_and_not_reported(

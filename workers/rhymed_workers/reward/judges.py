@@ -3,7 +3,7 @@
 A judge runs no user code, so it needs no process of its own: while one answer is awaited others are asked for. An
 answer that cannot be read is an error in words; it is counted and not kept, so that it may be asked for again.
 
-`Judges` asks, `reward_of` reads an answer, and `Cache` keeps it.
+`Judges` asks, and `reward_of` reads an answer.
 """
 
 from __future__ import annotations
@@ -11,20 +11,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 import math
 import re
-import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 from rhymed.core.config import Config
 from rhymed.core.config.reward import Judge
 from rhymed.core.errors import DataError, RewardError, RowUnsuitable
-from rhymed.core.tasks import watched
 from rhymed.core.text import short
 from rhymed.inputs import render
 from rhymed_workers.reward.child import Item
@@ -32,26 +27,16 @@ from rhymed_workers.reward.judge_client import AskFailed, Client, address_of, bo
 from rhymed_workers.reward.scorers.answer import NUMBER
 from rhymed_workers.reward.scorers.result import Verdict
 
-log = logging.getLogger(__name__)
-
-FILE = "judge.sqlite"  # in the run's folder
-
 
 class Judges:
-    """By index in `reward.all`. `folder`: for the cache; None: nothing is kept.
+    """By index in `reward.all`. `patience_s`: a check's, in place of the judge's; then a judge that cannot be asked
+    raises `RewardError`."""
 
-    `patience_s`: a check's, in place of the judge's; then a judge that cannot be asked raises `RewardError`.
-    """
-
-    def __init__(self, config: Config, folder: Path | None = None, patience_s: float | None = None) -> None:
-        self._config = config
+    def __init__(self, config: Config, patience_s: float | None = None) -> None:
         self._all: dict[int, _Asked] = {}
-        caches = [judge.cache for judge in config.reward.judges]
-        self._cache = Cache(folder / FILE, max(caches)) if folder and any(caches) else None
         for index, scorer in enumerate(config.reward.all):
             if scorer.judge:
-                cache = self._cache if scorer.judge.cache else None
-                self._all[index] = _Asked(config, index, scorer.label, scorer.judge, cache, patience_s)
+                self._all[index] = _Asked(config, index, scorer.label, scorer.judge, patience_s)
 
     async def __aenter__(self) -> Self:
         """Raises `RewardError` for a rubric that cannot be read."""
@@ -61,9 +46,7 @@ class Judges:
 
     async def __aexit__(self, *_: object) -> None:
         for judge in self._all.values():
-            await judge.client.close()
-        if self._cache is not None:
-            await self._cache.close()
+            await judge.close()
 
     def __contains__(self, index: int) -> bool:
         return index in self._all
@@ -90,17 +73,22 @@ class Judges:
 
 
 class _Asked:
-    """One judge."""
+    """One judge. The same request is made once: samples share its answer while it is awaited, and later ones too."""
 
-    def __init__(
-        self, config: Config, index: int, label: str, judge: Judge, cache: Cache | None, patience_s: float | None
-    ) -> None:
-        self._config, self._label, self._judge, self._cache = config, label, judge, cache
+    def __init__(self, config: Config, index: int, label: str, judge: Judge, patience_s: float | None) -> None:
+        self._config, self._label, self._judge = config, label, judge
         self._key = f"reward.scorers[{index}].judge" if config.reward.scorers else "reward.judge"
         self._checked, self._rubric = patience_s is not None, ""
-        self._asking: dict[bytes, asyncio.Future[float | Exception | None]] = {}
+        self._asking: dict[bytes, asyncio.Task[float]] = {}
+        self._known: dict[bytes, float] = {}  # the oldest first
         self.client = Client(judge, patience_s)
         self.cached = self.unreadable = 0
+
+    async def close(self) -> None:
+        for asking in self._asking.values():
+            asking.cancel()
+        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+        await self.client.close()
 
     def load(self) -> None:
         self._rubric = read_rubric(self._judge, self._key)
@@ -128,42 +116,29 @@ class _Asked:
         chat = render.messages(self._config.data, "the row", row)
         body = body_of(self._judge, self._rubric, chat, item.response, row)
         key = hashlib.sha256(address_of(self._judge).encode() + b"\n" + body).digest()
-        if self._cache is None:
-            return reward_of(self._judge, await self._ask(key, body))
-        while (other := self._asking.get(key)) is not None:  # another sample has the same response
-            if (result := await asyncio.shield(other)) is not None:
-                return self._shared(result)
-        self._asking[key] = asking = asyncio.get_running_loop().create_future()
+        if not self._judge.cache:
+            return await self._ask(key, body)
+        if (known := self._known.get(key)) is not None:
+            self.cached += 1
+            return known
+        if (asking := self._asking.get(key)) is not None:  # another sample has the same response
+            self.cached += 1
+        else:  # a task of its own: others may wait for it when this sample is cancelled
+            asking = self._asking[key] = asyncio.create_task(self._keep(key, body))
+            asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait any more
+        return await asyncio.shield(asking)
+
+    async def _keep(self, key: bytes, body: bytes) -> float:
         try:
-            reward = await self._kept(self._cache, key, body)
-            asking.set_result(reward)
-            return reward
-        except Exception as error:  # also one that nobody foresaw: those who wait must learn of it
-            asking.set_result(error)
-            raise
+            self._known[key] = reward = await self._ask(key, body)
         finally:
             del self._asking[key]
-            if not asking.done():  # this sample was cancelled: one of the waiting samples asks
-                asking.set_result(None)
-
-    def _shared(self, result: float | Exception) -> float:
-        if isinstance(result, Exception):
-            raise result
-        self.cached += 1
-        return result
-
-    async def _kept(self, cache: Cache, key: bytes, body: bytes) -> float:
-        if (known := await cache.get(key)) is not None:
-            reward = reward_of(self._judge, known)
-            self.cached += 1
-            return reward
-        text = await self._ask(key, body)
-        reward = reward_of(self._judge, text)
-        cache.put(key, text)
+        if len(self._known) > self._judge.cache:
+            del self._known[next(iter(self._known))]
         return reward
 
-    async def _ask(self, key: bytes, body: bytes) -> str:
-        return text_of(self._judge, await self.client.ask(body, spread=key[0] / 255))
+    async def _ask(self, key: bytes, body: bytes) -> float:
+        return reward_of(self._judge, text_of(self._judge, await self.client.ask(body, spread=key[0] / 255)))
 
 
 # Reads a judge's answer as a reward. An answer that has no score raises `Unreadable` in words; none becomes 0.
@@ -314,83 +289,3 @@ def _scaled(judge: Judge, number: float) -> float:
     if not least <= number <= most:
         raise Unreadable(f"it gave {number:g}, which is not in range = [{least:g}, {most:g}]")
     return (number - least) / (most - least)
-
-
-# A judge's answers in a file of the run's folder, so that no request is made twice: after a restart, or for the same
-# response again.
-#
-# All reward workers that see the folder share the file, also those of other machines: so it has no write-ahead log,
-# which needs shared memory. The oldest answers go when there are more than `most`. A cache that cannot be read or
-# written is reported once and left out: it costs requests, and never a score.
-
-BUSY_S = 5.0  # to wait for another worker's write
-TABLE = "CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB UNIQUE, text TEXT)"
-OLDEST = "DELETE FROM answers WHERE number <= (SELECT number FROM answers ORDER BY number DESC LIMIT 1 OFFSET ?)"
-
-Result = TypeVar("Result")
-
-
-class Cache:
-    """Used from one event loop; the file is used from a thread of its own."""
-
-    def __init__(self, file: Path, most: int) -> None:
-        self._file, self._most = file, most
-        self._thread = ThreadPoolExecutor(1, "judge-cache")
-        self._database: sqlite3.Connection | None = None
-        self._broken = False
-        self._unwritten: dict[bytes, str] = {}
-        self._writing: asyncio.Task[None] | None = None
-
-    async def get(self, key: bytes) -> str | None:
-        return self._unwritten.get(key) or await self._run(self._get, key)
-
-    def put(self, key: bytes, text: str) -> None:
-        """Returns at once. What came meanwhile is written together: a commit waits for the disk."""
-        self._unwritten[key] = text
-        if self._writing is None or self._writing.done():
-            self._writing = watched(self._write())
-
-    async def _write(self) -> None:
-        while self._unwritten:
-            answers, self._unwritten = self._unwritten, {}
-            await self._run(self._put, answers)
-
-    async def close(self) -> None:
-        if self._writing is not None:
-            await self._writing
-        await asyncio.to_thread(self._close)
-
-    async def _run(self, work: Callable[..., Result], *given: object) -> Result | None:
-        if self._broken:
-            return None
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
-        except (sqlite3.Error, OSError) as error:
-            if not self._broken:
-                log.warning("answers of the judge are not kept, since %s cannot be used: %s", self._file, error)
-            self._broken = True
-            return None
-
-    def _open(self) -> sqlite3.Connection:
-        if self._database is None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(self._file, BUSY_S, isolation_level=None, check_same_thread=False)
-            self._database.execute("PRAGMA synchronous = NORMAL")
-            self._database.execute(TABLE)
-        return self._database
-
-    def _get(self, key: bytes) -> str | None:
-        row = self._open().execute("SELECT text FROM answers WHERE key = ?", (key,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def _put(self, answers: Mapping[bytes, str]) -> None:
-        plain = [(key, text.encode(errors="replace").decode()) for key, text in answers.items()]
-        with self._open() as database:  # commits, or takes back
-            database.execute("BEGIN IMMEDIATE")
-            database.executemany("INSERT OR REPLACE INTO answers (key, text) VALUES (?, ?)", plain)
-            database.execute(OLDEST, (self._most,))
-
-    def _close(self) -> None:
-        self._thread.shutdown()
-        if self._database is not None:
-            self._database.close()

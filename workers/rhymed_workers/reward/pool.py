@@ -38,10 +38,10 @@ class Pool:
     """`async with Pool(config) as pool: outcome = await pool.score(item(text, row))`."""
 
     def __init__(self, config: Config, folder: Path | None = None) -> None:
-        """`folder`: of the run, for the answers of judges, and to compare files; None: it has none."""
+        """`folder`: of the run, to compare files with their content at its start; None: it has none."""
         self._config, self._folder = config, folder  # the scoring processes receive all of the configuration
         self._scorers = config.reward.all
-        self.judges = Judges(config, folder)
+        self.judges = Judges(config)
         self._jailed = [index for index in range(len(self._scorers)) if index not in self.judges]
         self.whole: list[int] = []  # the scorers that get all samples of a group in one call
         self._idle: asyncio.Queue[ScoringProcess] = asyncio.Queue()

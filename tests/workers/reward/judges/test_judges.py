@@ -12,7 +12,7 @@ from aiohttp import web
 from rhymed.core.config import Config
 from rhymed.core.errors import RewardError
 from rhymed_workers.reward.child import item
-from rhymed_workers.reward.judges import FILE, Judges
+from rhymed_workers.reward.judges import Judges
 from rhymed_workers.reward.pool import Pool
 from rhymed_workers.reward.preview import preview
 from tests.workers.reward.judges.servers import Handler, Server, says, serving, written
@@ -66,31 +66,29 @@ async def test_judges_and_scorers_add_up_and_a_failed_scorer_asks_no_judge(tmp_p
             assert (failed.failed, len(server.bodies)) == ("picky", 1)
 
 
-async def test_answers_are_kept_and_shared(tmp_path: Path) -> None:
+async def test_answers_are_kept_and_shared() -> None:
     async with serving(says("7", after_s=0.05)) as server:
-        async with Pool(config(server), tmp_path) as pool:
-            outcomes = await asyncio.gather(*(pool.score(item("4", ROW)) for _ in range(8)))
-            assert {outcome.reward for outcome in outcomes} == {0.7}
-            assert len(server.bodies) == 1
-            assert pool.judges.stats()["reward/judge_cached"] == 7
-        async with Pool(config(server, range=[0, 7]), tmp_path) as pool:  # another reading of the same answer
-            assert (await pool.score(item("4", ROW))).reward == 1.0
-            assert len(server.bodies) == 1
+        async with Pool(config(server)) as pool:
+            for _ in range(2):
+                outcomes = await asyncio.gather(*(pool.score(item("4", ROW)) for _ in range(8)))
+                assert {outcome.reward for outcome in outcomes} == {0.7}
+                assert len(server.bodies) == 1
+            assert pool.judges.stats()["reward/judge_cached"] == 15
             await pool.score(item("5", ROW))
             assert len(server.bodies) == 2
-        async with Pool(config(server, cache=0), tmp_path) as pool:
-            await pool.score(item("4", ROW))
-            assert len(server.bodies) == 3
+        async with Pool(config(server, cache=0)) as pool:
+            await asyncio.gather(*(pool.score(item("4", ROW)) for _ in range(3)))
+            assert len(server.bodies) == 5
 
 
-async def test_who_shares_the_answer_of_a_cancelled_sample_asks(tmp_path: Path) -> None:
+async def test_the_request_of_a_cancelled_sample_answers_who_shares_it() -> None:
     answering = asyncio.Event()
 
     async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await answering.wait()
         return written("7")
 
-    async with serving(slow) as server, Pool(config(server), tmp_path) as pool:
+    async with serving(slow) as server, Pool(config(server)) as pool:
         first = asyncio.create_task(pool.score(item("4", ROW)))
         while not server.bodies:
             await asyncio.sleep(0.001)
@@ -100,10 +98,11 @@ async def test_who_shares_the_answer_of_a_cancelled_sample_asks(tmp_path: Path) 
         await asyncio.wait({first})
         answering.set()
         assert (await second).reward == 0.7
+        assert len(server.bodies) == 1
 
 
-async def test_the_oldest_answers_go(tmp_path: Path) -> None:
-    async with serving(says("7")) as server, Pool(config(server, cache=3), tmp_path) as pool:
+async def test_the_oldest_answers_go() -> None:
+    async with serving(says("7")) as server, Pool(config(server, cache=3)) as pool:
         for text in ("a", "b", "c", "d", "d", "a"):
             await pool.score(item(text, ROW))
         assert [body["messages"][0]["content"].partition("<response>\n")[2][0] for body in server.bodies] == list(
@@ -111,32 +110,13 @@ async def test_the_oldest_answers_go(tmp_path: Path) -> None:
         )
 
 
-async def test_two_workers_share_a_file(tmp_path: Path) -> None:
-    texts = [str(number) for number in range(20)]
-    async with serving(says("7")) as server, Pool(config(server), tmp_path) as two:
-        assert (await two.score(item("0", ROW))).reward == 0.7
-        async with Pool(config(server), tmp_path) as one:
-            await asyncio.gather(*(one.score(item(text, ROW)) for text in texts))
-        await asyncio.gather(*(two.score(item(text, ROW)) for text in texts))
-        assert len(server.bodies) <= 21  # the first answer may not have been written yet
-
-
-async def test_a_damaged_file_costs_requests_and_no_scores(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / FILE).write_bytes(b"no database" * 1000)
-    async with serving(says("7")) as server, Pool(config(server), tmp_path) as pool:
-        outcomes = [await pool.score(item("4", ROW)) for _ in range(2)]
-        assert [outcome.reward for outcome in outcomes] == [0.7, 0.7]
-        assert len(server.bodies) == 2
-    assert caplog.text.count("answers of the judge are not kept") == 1
-
-
-async def test_unreadable_is_an_error_that_is_counted_and_asked_again(tmp_path: Path) -> None:
+async def test_unreadable_is_an_error_that_is_counted_and_asked_again() -> None:
     answers = iter(["lovely", "8"])
 
     async def handler(request: web.Request, body: dict[str, Any]) -> web.Response:
         return written(next(answers))
 
-    async with serving(handler) as server, Pool(config(server), tmp_path) as pool:
+    async with serving(handler) as server, Pool(config(server)) as pool:
         outcome = await pool.score(item("4", ROW))
         assert "one number is expected where its score is" in str(outcome.error)
         assert pool.judges.stats()["reward/judge_unreadable"] == 1
