@@ -28,7 +28,7 @@ from rhymed.core.http import LINGER_S, MOST_STRANGERS, Connections, Places, quie
 from rhymed.core.text import short
 from rhymed_workers.reward.scorers.result import LARGEST, TOO_LARGE
 from rhymed_workers.sessions.chat import answers
-from rhymed_workers.sessions.chat.asked import chat_asked, tokens_asked
+from rhymed_workers.sessions.chat.asked import Asked, chat_asked, tokens_asked
 from rhymed_workers.sessions.chat.responses import response, response_asked, response_events
 from rhymed_workers.sessions.session import Session
 
@@ -46,15 +46,15 @@ Handler = Callable[[web.Request, Session], Awaitable[web.StreamResponse]]
 
 
 class Api(NamedTuple):
-    """The requests and answers of one API for a turn of the policy. The last two get the result of the first."""
+    """The requests and answers of one API for a turn of the policy."""
 
-    asked: Callable[[Any, Session], Any]  # of a request's body
-    answer: Callable[[Any, answers.Written, int], dict[str, Any]]
-    events: Callable[[Any, answers.Written, int], Iterator[dict[str, Any] | None]]  # of a stream
+    asked: Callable[[Any], Asked]  # of a request's body
+    answer: Callable[[Asked, answers.Written, int], dict[str, Any]]
+    events: Callable[[Asked, answers.Written, int], Iterator[dict[str, Any] | None]]  # of a stream
 
 
-CHAT = Api(lambda body, session: chat_asked(body), answers.completion, answers.chunks)
-RESPONSES = Api(lambda body, session: response_asked(body, session.answered), response, response_events)
+CHAT = Api(chat_asked, answers.completion, answers.chunks)
+RESPONSES = Api(response_asked, response, response_events)
 
 
 class Endpoint:
@@ -199,7 +199,7 @@ class Endpoint:
 
     async def _turn(self, api: Api, request: web.Request, session: Session) -> web.StreamResponse:
         arrived, raw = time.time(), await request.read()
-        asked = api.asked(await _decoded(raw), session)
+        asked = api.asked(await _decoded(raw))
         call = session.call(asked, *_identity(request, raw))
         written = await session.answer(call)
         if not asked.stream:

@@ -41,7 +41,7 @@ from rhymed_store.sessions import StoredSession, get_session, put_answer
 from rhymed_workers.sandbox.jailed import Jailed, ProcessEnded, spawn
 from rhymed_workers.sessions.chat.answers import Written
 from rhymed_workers.sessions.chat.asked import Asked
-from rhymed_workers.sessions.chat.messages import Conversations, Message
+from rhymed_workers.sessions.chat.messages import Conversations
 from rhymed_workers.sessions.dialogue import BEGINNING
 from rhymed_workers.sessions.record import Record, Tokens
 from rhymed_workers.sessions.speech import Speech
@@ -233,11 +233,6 @@ class Session:
             return written
         finally:
             call.waiting -= 1
-
-    def answered(self, name: str) -> tuple[Asked, Message] | None:
-        """The answered call of this name, and its answer's message."""
-        answered = ((call.asked, call.written) for call in self.calls)
-        return next(((asked, one.message) for asked, one in answered if one is not None and one.name == name), None)
 
     async def _submit(self, call: Call) -> None:
         try:
@@ -440,12 +435,6 @@ class Call:
     @property
     def refused(self) -> bool:
         return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is not None
-
-    @property
-    def written(self) -> Written | None:
-        """Its answer, if it has one."""
-        answered = self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None
-        return self.answer.result() if answered else None
 
     @property
     def broken(self) -> bool:

@@ -142,11 +142,8 @@ def _calls(message: Message) -> list[dict[str, Any]]:
 
 
 def _logprobs(written: Written) -> dict[str, Any]:
-    return {"content": token_logprobs(written), "refusal": None}
-
-
-def token_logprobs(written: Written) -> list[dict[str, Any]]:
-    return [
+    content = [
         {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
         for piece, logprob in zip(written.pieces, written.logprobs, strict=True)
     ]
+    return {"content": content, "refusal": None}

@@ -6,13 +6,13 @@ one turn. Items of reasoning are not part of the chat: the policy's thought is p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from rhymed.core.errors import CallRefused
-from rhymed_workers.sessions.chat.answers import Written, pieces, token_logprobs
+from rhymed_workers.sessions.chat.answers import Written, pieces
 from rhymed_workers.sessions.chat.asked import (
     NOTHING,
     WHY,
@@ -24,84 +24,51 @@ from rhymed_workers.sessions.chat.asked import (
 )
 from rhymed_workers.sessions.chat.messages import Message, call_of, message_of, text_of
 
+ENCRYPTED = "reasoning.encrypted_content"
+"""What clients commonly ask to be included. There are no items of reasoning."""
+
 PARAMETERS = Parameters(
     used=frozenset(
         {
-            "input", "instructions", "previous_response_id", "store", "tools", "tool_choice", "max_output_tokens",
-            "stream", "include", "chat_template_kwargs",
+            "input", "instructions", "tools", "tool_choice", "max_output_tokens", "stream", "chat_template_kwargs",
         }
     ),
     ignored=frozenset(
         {
-            "model", "temperature", "top_p", "user", "metadata", "client_metadata", "service_tier",
+            "model", "temperature", "top_p", "user", "metadata", "client_metadata", "service_tier", "store",
             "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
             "parallel_tool_calls", "reasoning", "stream_options", "truncation",
         }
     ),
-    nothing=NOTHING | {"text": lambda value: isinstance(value, dict) and _is_plain(value.get("format"))},
+    nothing=NOTHING
+    | {
+        "text": lambda value: isinstance(value, dict) and _is_plain(value.get("format")),
+        "include": lambda value: value in ([], [ENCRYPTED]),
+    },
     why=WHY
     | {
         "text": "tokens are drawn by the run's settings, without a grammar: ask for the format in a message",
-        "conversation": "conversations are not kept: use previous_response_id, or send the items again",
+        "previous_response_id": "responses are not kept: send the items again",
+        "conversation": "conversations are not kept: send the items again",
         "background": "send the request without it, and wait for the answer",
         "prompt": "there are no stored prompts: send the items",
+        "include": "only chat completions have log-probs",
     },
 )  # fmt: skip
 
-LOGPROBS = "message.output_text.logprobs"
-INCLUDED = frozenset({LOGPROBS, "reasoning.encrypted_content"})
-"""The second has no effect: there are no items of reasoning."""
 
-Answered = Callable[[str], "tuple[Asked, Message] | None"]
-"""Name of an answered call -> its request, and the policy's turn."""
-
-
-class ResponseAsked(Asked, frozen=True, kw_only=True):
-    """`messages` begin with the instructions, if there are any."""
-
-    instructions: str | None = None
-    previous: str | None = None
-    store: bool = True
-
-    @property
-    def heard(self) -> Sequence[Message]:
-        """Without the instructions: a later response has its own."""
-        return self.messages[1:] if self.instructions is not None else self.messages
-
-
-def response_asked(body: Any, answered: Answered) -> ResponseAsked:
+def response_asked(body: Any) -> Asked:
     """Raises `CallRefused`."""
     given = checked(body, PARAMETERS)
-    instructions, previous = given.get("instructions"), given.get("previous_response_id")
+    instructions = given.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise CallRefused("instructions must be a text", param="instructions")
-    before = _before(previous, answered) if previous is not None else []
     head = [] if instructions is None else [Message("system", instructions)]
-    include = given.get("include") or []
-    if not isinstance(include, list) or not all(isinstance(each, str) and each in INCLUDED for each in include):
-        raise CallRefused(f"include = {include!r:.80}: there is only {LOGPROBS}", param="include")
-    return ResponseAsked(
-        messages=[*head, *before, *_heard(given.get("input"))],
+    return Asked(
+        messages=[*head, *_heard(given.get("input"))],
         most=most_of(given, "max_output_tokens"),
-        logprobs=LOGPROBS in include,
-        instructions=instructions,
-        previous=previous,
-        store=given.get("store") is not False,
         **common(given, _tools(given.get("tools") or [])),
     )
-
-
-def _before(previous: Any, answered: Answered) -> list[Message]:
-    """The messages up to an earlier response, and its turn."""
-    found = answered(previous.removeprefix("resp_")) if isinstance(previous, str) else None
-    asked, turn = found or (None, None)
-    if turn is None or not isinstance(asked, ResponseAsked) or not asked.store:
-        raise CallRefused(
-            f"previous_response_id = {previous!r:.80}: this sample has no such response, or store was false",
-            code="previous_response_not_found",
-            param="previous_response_id",
-        )
-    return [*asked.heard, turn]
 
 
 def _tools(tools: Any) -> Any:
@@ -150,14 +117,21 @@ def _heard(given: Any) -> list[Message]:
     return messages
 
 
-def response(asked: ResponseAsked, written: Written, created: int) -> dict[str, Any]:
+def response(asked: Asked, written: Written, created: int) -> dict[str, Any]:
     cut = written.finish_reason == "length"
     prompt, tokens = written.prompt_length, len(written.tokens)
-    return _head(asked, written, created) | {
+    return {
+        "id": f"resp_{written.name}",
+        "object": "response",
+        "created_at": created,
         "status": "incomplete" if cut else "completed",
+        "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "completed_at": created,
-        "output": _items(asked, written),
+        "model": asked.model,
+        "output": _items(written),
+        "parallel_tool_calls": True,
+        "tool_choice": "none" if asked.tools and not asked.parse else "auto",
+        "tools": [{"type": "function", **tool["function"]} for tool in asked.tools],
         "usage": {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -168,83 +142,47 @@ def response(asked: ResponseAsked, written: Written, created: int) -> dict[str, 
     }
 
 
-def response_events(asked: ResponseAsked, written: Written, created: int) -> Iterator[dict[str, Any]]:
+def response_events(asked: Asked, written: Written, created: int) -> Iterator[dict[str, Any]]:
     """The events of a stream."""
-    for number, event in enumerate(_events(asked, written, created)):
+    for number, event in enumerate(_events(response(asked, written, created))):
         yield event | {"sequence_number": number}
 
 
-def _events(asked: ResponseAsked, written: Written, created: int) -> Iterator[dict[str, Any]]:
-    whole, begun = response(asked, written, created), _head(asked, written, created)
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
+def _events(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    begun: dict[str, Any] = {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    yield {"type": "response.created", "response": whole | begun}
     for place, item in enumerate(whole["output"]):
-        parts = _message_events(item) if item["type"] == "message" else _call_events(item)
-        for event in parts:
-            yield event | {"output_index": place}
+        says, at = item["type"] == "message", {"output_index": place}
+        empty: dict[str, Any] = {"content": []} if says else {"arguments": ""}
+        added = item | empty | {"status": "in_progress"}
+        yield {"type": "response.output_item.added", **at, "item": added}
+        for event in _message_events(item) if says else _call_events(item):
+            yield event | at | {"item_id": item["id"]}
+        yield {"type": "response.output_item.done", **at, "item": item}
     yield {"type": f"response.{whole['status']}", "response": whole}
 
 
 def _message_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
     (part,) = item["content"]
-    where = {"item_id": item["id"], "content_index": 0}
-    empty = part | {"text": "", "logprobs": []}
-    yield {"type": "response.output_item.added", "item": item | {"status": "in_progress", "content": []}}
-    yield {"type": "response.content_part.added", **where, "part": empty}
+    where = {"content_index": 0}
+    yield {"type": "response.content_part.added", **where, "part": part | {"text": ""}}
     for piece in pieces(part["text"]):
         yield {"type": "response.output_text.delta", **where, "delta": piece, "logprobs": []}
-    yield {"type": "response.output_text.done", **where, "text": part["text"], "logprobs": part["logprobs"]}
+    yield {"type": "response.output_text.done", **where, "text": part["text"], "logprobs": []}
     yield {"type": "response.content_part.done", **where, "part": part}
-    yield {"type": "response.output_item.done", "item": item}
 
 
 def _call_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    arguments, where = item["arguments"], {"item_id": item["id"]}
-    yield {"type": "response.output_item.added", "item": item | {"status": "in_progress", "arguments": ""}}
-    yield {"type": "response.function_call_arguments.delta", **where, "delta": arguments}
-    yield {
-        "type": "response.function_call_arguments.done",
-        **where,
-        "name": item["name"],
-        "arguments": arguments,
-    }
-    yield {"type": "response.output_item.done", "item": item}
+    name, arguments = item["name"], item["arguments"]
+    yield {"type": "response.function_call_arguments.delta", "delta": arguments}
+    yield {"type": "response.function_call_arguments.done", "name": name, "arguments": arguments}
 
 
-def _head(asked: ResponseAsked, written: Written, created: int) -> dict[str, Any]:
-    """The response at its beginning."""
-    return {
-        "id": f"resp_{written.name}",
-        "object": "response",
-        "created_at": created,
-        "completed_at": None,
-        "status": "in_progress",
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.most,
-        "metadata": {},
-        "model": asked.model,
-        "output": [],
-        "parallel_tool_calls": True,
-        "previous_response_id": asked.previous,
-        "reasoning": {"effort": None, "summary": None},
-        "store": asked.store,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "none" if asked.tools and not asked.parse else "auto",
-        "tools": [{"type": "function", **tool["function"]} for tool in asked.tools],
-        "truncation": "disabled",
-        "usage": None,
-    }
-
-
-def _items(asked: ResponseAsked, written: Written) -> list[dict[str, Any]]:
+def _items(written: Written) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     status = "incomplete" if written.finish_reason == "length" else "completed"
     if written.message.content or not written.message.calls:
-        logprobs = token_logprobs(written) if asked.logprobs else []
-        part = {"type": "output_text", "text": written.message.content, "annotations": [], "logprobs": logprobs}
+        part = {"type": "output_text", "text": written.message.content, "annotations": [], "logprobs": []}
         message = {"id": f"msg_{written.name}", "type": "message", "role": "assistant"}
         items.append(message | {"status": status, "content": [part]})
     for place, call in enumerate(written.message.calls):
