@@ -26,14 +26,6 @@ async def test_tools_that_the_template_refuses_cost_the_call_alone() -> None:
     speech.close()
 
 
-def test_ids_are_below_the_size_of_the_vocabulary() -> None:
-    speech = Speech(None, "hermes", 10)
-    assert speech.checked([0, 9]) == [0, 9]
-    with pytest.raises(CallRefused, match="token_ids has 10, and the model's ids are below 10"):
-        speech.checked([10, 3])
-    speech.close()
-
-
 async def test_calls_are_read_only_where_tools_were_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

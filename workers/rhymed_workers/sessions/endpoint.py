@@ -28,7 +28,7 @@ from rhymed.core.http import LINGER_S, MOST_STRANGERS, Connections, Places, quie
 from rhymed.core.text import short
 from rhymed_workers.reward.scorers.result import LARGEST, TOO_LARGE
 from rhymed_workers.sessions.chat import answers
-from rhymed_workers.sessions.chat.asked import Asked, chat_asked, tokens_asked
+from rhymed_workers.sessions.chat.asked import Asked, chat_asked
 from rhymed_workers.sessions.chat.responses import response, response_asked, response_events
 from rhymed_workers.sessions.session import Session
 
@@ -67,7 +67,6 @@ class Endpoint:
         for method, path, handler in (
             ("POST", "/chat/completions", partial(self._turn, CHAT)),
             ("POST", "/responses", partial(self._turn, RESPONSES)),
-            ("POST", "/inference/v1/generate", self._generate),
             ("POST", "/reward", self._reward),
             ("GET", "/models", self._models),
             ("GET", "/models/{model:.+}", self._models),
@@ -218,12 +217,6 @@ class Endpoint:
         await streamed.write_eof()
         return streamed
 
-    async def _generate(self, request: web.Request, session: Session) -> web.StreamResponse:
-        arrived, raw = time.time(), await request.read()
-        asked = tokens_asked(await _decoded(raw))
-        call = session.call(asked, *_identity(request, raw))
-        return await _json(answers.generated(asked, await session.answer(call), int(arrived)))
-
     async def _reward(self, request: web.Request, session: Session) -> web.StreamResponse:
         body = await _decoded(await request.read())
         reward = body.get("reward") if isinstance(body, dict) else None
@@ -236,8 +229,7 @@ class Endpoint:
 
     async def _unknown(self, request: web.Request, session: Session) -> web.StreamResponse:
         raise CallRefused(
-            f"{request.method} {request.path}: there are chat/completions, responses, models, reward and"
-            " inference/v1/generate",
+            f"{request.method} {request.path}: there are chat/completions, responses, models and reward",
             code="unknown_url",
             status=404,
         )

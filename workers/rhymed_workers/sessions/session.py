@@ -260,8 +260,6 @@ class Session:
         )
 
     async def _prompt(self, asked: Asked) -> Tokens:
-        if asked.tokens is not None:
-            return np.array(self._speech.checked(asked.tokens), np.uint32)
         options = {**self._options, **asked.options}
         if found := self._conversations.continues(asked.prompt_key, asked.messages):
             number, count = found
@@ -387,8 +385,7 @@ class Session:
         hidden = [] if asked.includes_stop else asked.stop
         message = await self._speech.message(turn.tokens, tools, name, before, hidden)
         pieces: Sequence[str] = await self._speech.pieces(turn.tokens) if asked.logprobs else ()
-        if asked.tokens is None:
-            self._conversations.add(number, asked.prompt_key, asked.messages, message)
+        self._conversations.add(number, asked.prompt_key, asked.messages, message)
         call.turn = number
         if not call.answer.done():
             prompt = call.prompt.tolist() if asked.token_ids else []

@@ -17,7 +17,6 @@ import msgspec
 from rhymed.core.config import Config
 from rhymed.core.errors import CallRefused, DataError, EnvironmentDown
 from rhymed.inputs.chats import Chat, ChatTemplate
-from rhymed.inputs.tokenizer import read_vocabulary
 from rhymed_workers.sessions.calls import Read
 from rhymed_workers.sessions.chat.asked import NO_LIMIT
 from rhymed_workers.sessions.chat.messages import Message, ToolCall, readable
@@ -32,24 +31,15 @@ CACHED_TOOLS = 64  # lists of tools
 
 
 class Speech:
-    """`template` None: as for the trace engine, a text's bytes are its tokens. `vocabulary`: ids are below it; None:
-    any may be."""
+    """`template` None: as for the trace engine, a text's bytes are its tokens."""
 
-    def __init__(self, template: ChatTemplate | None, parser: str, vocabulary: int | None = None) -> None:
-        self._template, self._parser, self._vocabulary = template, parser, vocabulary
+    def __init__(self, template: ChatTemplate | None, parser: str) -> None:
+        self._template, self._parser = template, parser
         self._dialogues: OrderedDict[bytes, Dialogue] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "speech")
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def checked(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Raises `CallRefused` for one that the model does not have: an engine would end with an error."""
-        if self._vocabulary is not None and (largest := max(tokens)) >= self._vocabulary:
-            raise CallRefused(
-                f"token_ids has {largest}, and the model's ids are below {self._vocabulary}", param="token_ids"
-            )
-        return tokens
 
     async def prompt(self, messages: Sequence[Message], tools: Tools, options: Options = NONE) -> list[int]:
         """`options`: of the chat template, for this call. Raises `CallRefused`."""
@@ -130,11 +120,6 @@ def _until(text: str, stop: Sequence[str]) -> str:
 
 def load_speech(config: Config) -> Speech:
     """Blocking: reads the model's tokenizer. Raises `ConfigError`."""
-    template, vocabulary = load_template(config), None
-    if template is not None:
-        from rhymed.inputs.models import resolve_model
-
-        vocabulary = read_vocabulary(resolve_model(config) / "tokenizer.json").size
-    speech = Speech(template, config.environment.parser, vocabulary)
+    speech = Speech(load_template(config), config.environment.parser)
     speech._dialogue([])  # so that a model without a chat template, or a wrong parser, is an error at once
     return speech

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rhymed.core.errors import CallRefused
-from rhymed_workers.sessions.chat.asked import chat_asked, tokens_asked
+from rhymed_workers.sessions.chat.asked import chat_asked
 from rhymed_workers.sessions.chat.messages import Conversations, Message, ToolCall, normal, readable
 
 USER = {"role": "user", "content": "?"}
@@ -84,7 +84,7 @@ def test_what_ends_an_answer_and_what_the_template_is_given_can_be_asked() -> No
     asked = chat_asked({"messages": [USER], "stop": "x", "chat_template_kwargs": {"enable_thinking": False}})
     assert (asked.stop, asked.options, asked.includes_stop) == (["x"], {"enable_thinking": False}, False)
     assert asked.prompt_key != chat_asked({"messages": [USER]}).prompt_key
-    assert tokens_asked({"token_ids": [1], "sampling_params": {"stop": ["x", "y"]}}).stop == ["x", "y"]
+    assert chat_asked({"messages": [USER], "stop": ["x", "y"]}).stop == ["x", "y"]
 
 
 def test_what_decides_how_tokens_are_drawn_is_ignored_or_refused() -> None:
@@ -102,7 +102,3 @@ def test_what_decides_how_tokens_are_drawn_is_ignored_or_refused() -> None:
     for wrong in wrongs:
         with pytest.raises(CallRefused):
             chat_asked({"messages": [USER], **wrong})
-    assert tokens_asked({"token_ids": [1], "sampling_params": {"temperature": 0.1, "max_tokens": 5}}).most == 5
-    for sampling in ({"logprobs": 5}, {"stop": [""]}, {"n": 2}):
-        with pytest.raises(CallRefused):
-            tokens_asked({"token_ids": [1], "sampling_params": sampling})

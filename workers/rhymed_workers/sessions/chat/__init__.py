@@ -1,2 +1,1 @@
-"""Requests of programs and their answers as data: OpenAI's chat completions and Responses, and vLLM's call with token
-ids. Pure."""
+"""Requests of programs and their answers as data: OpenAI's chat completions and Responses. Pure."""

@@ -1,4 +1,4 @@
-"""A turn of the policy as OpenAI's clients, and vLLM's, read it. Pure.
+"""A turn of the policy as OpenAI's clients read it. Pure.
 
 What is an answer's id is made of the turn's key, so a turn that is answered again has the same.
 """
@@ -73,27 +73,6 @@ def chunks(asked: Asked, written: Written, created: int) -> Iterator[dict[str, A
     if asked.usage:
         yield head | {"choices": [], "usage": usage(written)}
     yield None
-
-
-def generated(asked: Asked, written: Written, created: int) -> dict[str, Any]:
-    """To vLLM's `/inference/v1/generate`."""
-    choice: dict[str, Any] = {"index": 0, "finish_reason": written.finish_reason, "token_ids": list(written.tokens)}
-    if asked.logprobs:
-        pairs = zip(written.tokens, written.logprobs, strict=True)
-        choice["logprobs"] = {
-            "content": [{"token_id": token, "logprob": logprob, "top_logprobs": []} for token, logprob in pairs]
-        }
-    body: dict[str, Any] = {
-        "request_id": written.name,
-        "output_mode": "tokens",
-        "model": asked.model,
-        "created": created,
-        "choices": [choice],
-        "usage": usage(written),
-    }
-    if asked.token_ids:
-        body["prompt_token_ids"] = list(written.prompt)
-    return body
 
 
 def usage(written: Written) -> dict[str, int]:

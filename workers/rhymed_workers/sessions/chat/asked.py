@@ -1,4 +1,4 @@
-"""What a program asks: the parameters of a chat completion, or of vLLM's call with token ids. Pure.
+"""What a program asks: the parameters of a chat completion. Pure.
 
 The run decides how tokens are drawn, so what a program says about that is ignored where programs commonly say it
 (`IGNORED`), and refused in words where its meaning would be lost. Unknown parameters are refused.
@@ -25,7 +25,7 @@ IGNORED = frozenset(
         "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "verbosity",
         "parallel_tool_calls", "include_reasoning", "skip_special_tokens", "spaces_between_special_tokens",
         "add_generation_prompt", "priority", "request_id", "cache_salt",
-        "stream_options", "model", "detokenize", "output_mode", "truncate_prompt_tokens",
+        "stream_options", "model", "truncate_prompt_tokens",
     }
 )  # fmt: skip
 """They decide how tokens are drawn, as the run does, or change nothing here."""
@@ -33,7 +33,7 @@ IGNORED = frozenset(
 USED = frozenset(
     {
         "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stream", "logprobs",
-        "return_token_ids", "token_ids", "sampling_params", "stop", "include_stop_str_in_output",
+        "return_token_ids", "stop", "include_stop_str_in_output",
         "chat_template_kwargs",
     }
 )  # fmt: skip
@@ -81,10 +81,7 @@ CHAT = Parameters(USED, IGNORED, NOTHING, WHY)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """`messages` or `tokens`."""
-
-    messages: list[Message] = []
-    tokens: list[int] | None = None
+    messages: list[Message]
     tools: list[dict[str, Any]] = []
     parse: bool = False  # calls in the answer are read
     most: int | None = None  # tokens
@@ -132,29 +129,6 @@ def common(given: dict[str, Any], tools: Any) -> dict[str, Any]:
         "stream": given.get("stream") is True,
         "model": str(given.get("model") or ""),
     }
-
-
-def tokens_asked(body: Any) -> Asked:
-    """vLLM's `/inference/v1/generate`. Raises `CallRefused`."""
-    given = checked(body)
-    tokens, sampling = given.get("token_ids"), checked(given.get("sampling_params") or {})
-    if not isinstance(tokens, list) or not tokens or not all(_is_token(token) for token in tokens):
-        raise CallRefused("token_ids must be a list of at least one token id", param="token_ids")
-    if given.get("stream") is True:
-        raise CallRefused("token ids are not streamed: leave stream out", param="stream")
-    if given.get("output_mode", "tokens") != "tokens":
-        raise CallRefused("output_mode: only 'tokens' is answered", param="output_mode")
-    wanted = sampling.get("logprobs")
-    if wanted not in (None, False, 0, 1, True):
-        raise CallRefused(f"sampling_params.logprobs = {wanted!r:.40}: {WHY['top_logprobs']}", param="logprobs")
-    return Asked(
-        tokens=tokens,
-        most=most_of(sampling, "max_tokens"),
-        stop=stops_of(sampling),
-        logprobs=wanted is not None and wanted is not False,
-        token_ids=given.get("return_token_ids") is True,
-        model=str(given.get("model") or ""),
-    )
 
 
 def checked(body: Any, known: Parameters = CHAT) -> dict[str, Any]:
@@ -214,7 +188,3 @@ def _template_options(given: dict[str, Any]) -> dict[str, Any]:
 def _is_tool(tool: Any) -> bool:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
-
-
-def _is_token(token: Any) -> bool:
-    return isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 1 << 31
