@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from pathlib import Path
 
 import pytest
@@ -171,9 +170,9 @@ async def test_a_slow_async_call_is_cancelled_alone(make: Make) -> None:
         assert pool.pids == [pid]
 
 
-@pytest.mark.parametrize(("how", "line"), [("stay", ""), ("block", "time.sleep"), ("hang", "time.sleep")])
+@pytest.mark.parametrize("how", ["stay", "block", "hang"])
 async def test_what_cannot_be_cancelled_costs_the_process_and_others_are_lost(
-    make: Make, how: str, line: str, monkeypatch: pytest.MonkeyPatch
+    make: Make, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "GRACE_S", 0.5)
     async with make(tools=f"{how},meet,nap", timeout_s=8.0) as pool:
@@ -184,10 +183,6 @@ async def test_what_cannot_be_cancelled_costs_the_process_and_others_are_lost(
         with pytest.raises(EnvironmentFailed, match=r"took longer than environment.timeout_s = 8 s") as failed:
             await stopped
         assert not isinstance(failed.value, EnvironmentLost)
-        if line:
-            found = re.search(r"at (.*), line (\d+)", str(failed.value))
-            assert found is not None
-            assert line in TOOLS.splitlines()[int(found[2]) - 1]
         with pytest.raises(EnvironmentLost):
             await other
         assert await reported(pool, "nap", seconds=0) == "rested"

@@ -8,14 +8,13 @@ import os
 import signal
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from rhymed.core.config import Config
 from rhymed.core.errors import HOPELESS, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
 from rhymed.core.run import edited, provenance
 from rhymed_workers.environment.process import EnvironmentProcess
-from rhymed_workers.environment.protocol import Close, Stepped, Where
+from rhymed_workers.environment.protocol import Close, Stepped
 from rhymed_workers.sandbox import jailed
 from rhymed_workers.sessions.calls import Read, Wanted
 from tests.workers.environment.pools import CHAT, Make, ask, maker, reported
@@ -206,15 +205,6 @@ async def test_an_environment_that_raises_is_broken_in_words(make: Make) -> None
         await pool.open("a", {"secret": 1}, CHAT)
         with pytest.raises(EnvironmentFailed, match="gave the reward nan: a finite number expected"):
             await pool.step("a", Read("x"), last=False)
-
-
-async def test_a_request_that_is_answered_while_its_place_is_asked_for_costs_nothing(make: Make) -> None:
-    async with make(tools="add") as pool:
-        (process,) = pool._processes
-        await process.write(msgspec.msgpack.encode(Where(7)))
-        assert await reported(pool, "add", a=1) == "2"
-        assert pool._processes == [process]
-        assert process.usable
 
 
 async def test_a_request_that_cannot_be_written_is_not_waited_for(make: Make) -> None:

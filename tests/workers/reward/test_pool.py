@@ -102,16 +102,12 @@ async def test_long_responses_and_integers_of_any_size_pass(make: Callable[..., 
 
 
 @pytest.mark.parametrize("work", ["sleep 60", "spin"])
-async def test_a_hanging_scorer_is_killed_and_replaced(
-    make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
-) -> None:
-    monkeypatch.setattr(jailed, "TRACEBACK_S", 60.0)
+async def test_a_hanging_scorer_is_killed_and_replaced(make: Callable[..., Config], work: str) -> None:
     async with Pool(make(timeout_s=2)) as pool:
         outcome = await ask(pool, work)
         assert outcome.timeout
         assert outcome.reward is None
-        line = 1 + SCORER.splitlines().index("            while True: pass" if work == "spin" else SLEEP)
-        assert f"reward.timeout_s = 2 s and was killed, at {tmp_path}/scorer.py, line {line}" in str(outcome.error)
+        assert "reward.timeout_s = 2 s and was killed" in str(outcome.error)
         assert (await ask(pool, "reward 2")).reward == 2.0
 
 

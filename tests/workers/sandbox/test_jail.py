@@ -16,7 +16,7 @@ from rhymed_workers.sandbox import init, jailed, linux
 from tests.workers.sandbox.processes import alive, in_jails, running, wait_for
 
 ATTACKS = """
-import ctypes, faulthandler, os, resource, signal, subprocess, sys, tempfile, threading, time
+import ctypes, os, resource, signal, subprocess, sys, tempfile, threading, time
 
 def bomb():
     # Ends by itself also where nothing stops it.
@@ -102,11 +102,9 @@ def score(solution_str, ground_truth, extra_info=None):
         case ["deaf"]:
             for one in signal.Signals:
                 if one not in (signal.SIGKILL, signal.SIGSTOP): signal.signal(one, signal.SIG_IGN)
-            faulthandler.unregister(signal.SIGUSR1)
             spin()
         case ["deaf_once"]:
             signal.signal(signal.SIGALRM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_DFL)
-            faulthandler.unregister(signal.SIGUSR1)
             return float(os.getpid())
         case ["hearing"]: return float(signal.getsignal(signal.SIGALRM) != signal.SIG_IGN)
         case ["thread"]: threading.Thread(target=spin, daemon=True).start(); return 1.0
@@ -221,14 +219,11 @@ async def test_an_attack_hurts_its_own_sample_only(
     assert not outcome.timeout
 
 
-async def test_an_endless_loop_is_ended(tmp_path: Path, jail: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_loop_is_ended(tmp_path: Path, jail: str) -> None:
     async with Pool(config(tmp_path, timeout_s=5)) as pool:
-        with monkeypatch.context() as patient:
-            patient.setattr(jailed, "TRACEBACK_S", 60.0)
-            outcome = await attack(pool, "spin")
-        line = 1 + ATTACKS.splitlines().index("    while True: pass")
+        outcome = await attack(pool, "spin")
         assert outcome.timeout
-        assert f"reward.timeout_s = 5 s and was killed, at {tmp_path}/attacks.py, line {line}" in str(outcome.error)
+        assert "reward.timeout_s = 5 s and was killed" in str(outcome.error)
         deaf = await attack(pool, "deaf")
         assert deaf.timeout
     assert not in_jails()
@@ -299,13 +294,11 @@ async def test_folder_umask_environment_and_streams_are_put_back(tmp_path: Path,
             assert (outcome.reward, outcome.error) == (1.0, None)
 
 
-async def test_signal_handlers_are_put_back(tmp_path: Path, jail: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_signal_handlers_are_put_back(tmp_path: Path, jail: str) -> None:
     async with Pool(config(tmp_path, processes=1, timeout_s=3)) as pool:
         for _ in range(3):
             assert (await ask(pool, "deaf_once")).error is None
             assert (await ask(pool, "hearing")).reward == 1.0
-        monkeypatch.setattr(jailed, "TRACEBACK_S", 60.0)
-        assert "attacks.py, line" in str((await ask(pool, "spin")).error)
 
 
 @pytest.mark.parametrize("work", ["thread", "late_thread", "busy_child"])

@@ -20,10 +20,9 @@ from rhymed.core.config import Config
 from rhymed.core.config.checks import QUEUED
 from rhymed.core.errors import DataError, EnvironmentFailed, EnvironmentLost, EnvironmentUnusable
 from rhymed.core.tasks import watched
-from rhymed_workers.environment.protocol import MOST_BYTES, Answer, Moved, Phase, Place, Ready, Reply, Request, Where
-from rhymed_workers.sandbox.jailed import TRACEBACK_S, Jailed, ProcessEnded, spawn
+from rhymed_workers.environment.protocol import MOST_BYTES, Answer, Moved, Phase, Ready, Reply, Request
+from rhymed_workers.sandbox.jailed import Jailed, ProcessEnded, spawn
 from rhymed_workers.sandbox.plain import packed
-from rhymed_workers.sandbox.usercode import hung_at
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +35,7 @@ class Asked:
     """A request without an answer. `phase` None: the process has reported none. `begun`: user code ran for it."""
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.answer: asyncio.Future[Answer] = loop.create_future()
-        self.place: asyncio.Future[str] = loop.create_future()
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.phase: Phase | None = None
         self.begun = False
         self.timer: asyncio.TimerHandle | None = None
@@ -164,17 +161,12 @@ class EnvironmentProcess(Jailed):
     def _take(self, reply: Any) -> None:
         asked = self._asked.get(reply.number)
         if asked is None:
-            if isinstance(reply, Place):  # the request was answered while we asked where it is
-                return
             raise ProcessEnded("an answer that it was not asked for")
         match reply:
             case Moved(phase=phase):
                 asked.phase = phase
                 asked.begun |= phase in ("sync", "async")
                 self._watch(reply.number, phase)
-            case Place(frames=frames):
-                if not asked.place.done():
-                    asked.place.set_result(frames)
             case Answer():
                 asked.stop()
                 del self._asked[reply.number]
@@ -201,16 +193,11 @@ class EnvironmentProcess(Jailed):
             self._why = f"{waited} in a process that did nothing, and was killed"
             await self.kill()
             return
-        with contextlib.suppress(TimeoutError, ProcessEnded):
-            async with asyncio.timeout(TRACEBACK_S):  # a stopped process does not even read
-                await self.write(msgspec.msgpack.encode(Where(number)))
-                await asyncio.shield(asked.place)
-        place = hung_at(asked.place.result(), self._what.rpartition(":")[0]) if asked.place.done() else ""
-        if number in self._asked and not self._why:  # else it has ended in the last moment, or another is blamed
-            ending = "took longer than environment.timeout_s"
-            self._why = f"{self._what} {ending} = {self._limit_s:g} s and was killed{place}{self.reason()}"
-            self._asked[number].fail(EnvironmentFailed(self._why))
-            await self.kill()
+        self._why = (
+            f"{self._what} took longer than environment.timeout_s = {self._limit_s:g} s and was killed{self.reason()}"
+        )
+        asked.fail(EnvironmentFailed(self._why))
+        await self.kill()
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return watched(work, self._broken, self._tasks)

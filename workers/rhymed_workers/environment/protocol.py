@@ -61,12 +61,6 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     number: int = 0
 
 
-class Where(msgspec.Struct, frozen=True, tag=True):
-    """Which line does the request `number` execute? Answered by `Place`, unless all of the process hangs."""
-
-    number: int
-
-
 class Stepped(msgspec.Struct, frozen=True):
     """The environment's answer: messages to the policy, unless it is done."""
 
@@ -94,11 +88,6 @@ class Moved(msgspec.Struct, frozen=True, tag=True):
     phase: Phase
 
 
-class Place(msgspec.Struct, frozen=True, tag=True):
-    number: int
-    frames: str  # as faulthandler writes them, innermost first
-
-
 class Ready(msgspec.Struct, frozen=True):
     """First frame of the process."""
 
@@ -109,5 +98,5 @@ class Ready(msgspec.Struct, frozen=True):
     error: str = ""  # the user's code cannot be loaded
 
 
-Request = Open | Step | Close | Where
-Reply = Answer | Moved | Place
+Request = Open | Step | Close
+Reply = Answer | Moved

@@ -3,18 +3,15 @@
 The pool (rhymed_workers.reward.process) and this process exchange frames of four length bytes and a MessagePack body
 over two pipes that user code does not see (its stdout is stderr). The first frame down is the settings (JSON),
 the first one up is `Ready`. Then each `Work` names one scorer and gets an `Answer` with its verdicts, so the pool
-knows which scorer hangs; at SIGUSR1 the process writes its traceback as plain text. Scorers run in the main thread,
-the only one in which `signal.alarm` works. The limits of one process are set here, those of all in the jail
-(rhymed_workers.sandbox.jail).
+knows which scorer hangs. Scorers run in the main thread, the only one in which `signal.alarm` works. The limits of
+one process are set here, those of all in the jail (rhymed_workers.sandbox.jail).
 """
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import resource
-import signal
 import time
 from array import array
 from collections.abc import Sequence
@@ -79,7 +76,6 @@ def item(response: str, row: Row, tokens: bytes = b"", step: int = 0, turn_ends:
 def main() -> None:
     """Load the scorers, then answer items until the pool closes the pipe."""
     requests, answers = claim_pipes()
-    faulthandler.register(signal.SIGUSR1, file=answers, all_threads=False)
     if (body := get(requests)) is None:
         return
     given = unpacked(body)
@@ -109,7 +105,6 @@ def main() -> None:
         cleanup.end_wait()
         work = msgspec.msgpack.decode(body, type=Work)
         answer = Answer(work.number, _judge(functions[work.scorer], work, limits), cleanup.run())
-        faulthandler.register(signal.SIGUSR1, file=answers, all_threads=False)
         put(answers, msgspec.msgpack.encode(answer))
         cleanup.begin_wait()
 

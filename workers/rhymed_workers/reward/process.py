@@ -25,7 +25,6 @@ from rhymed_workers.sandbox import linux
 from rhymed_workers.sandbox.cleanup import cpu_s
 from rhymed_workers.sandbox.jailed import MAX_FRAME, Jailed, ProcessEnded, spawn
 from rhymed_workers.sandbox.plain import packed
-from rhymed_workers.sandbox.usercode import hung_at
 
 log = logging.getLogger(__name__)
 
@@ -132,11 +131,10 @@ class ScoringProcess(Jailed):
                 return answer.verdicts
         except TimeoutError:
             worked_s = self._worked_s() - at_half[0] if at_half else 0.0
-            place = hung_at(await self.traceback(), name.rpartition(":")[0])
             await self.kill()
             times = f" ({count} samples x {self._reward.timeout_s:g} s)" if count > 1 else ""
             limit = f"reward.timeout_s = {limit_s:g} s{times}"
-            error, late = f"{name} took longer than {limit} and was killed{place}{self.reason()}", True
+            error, late = f"{name} took longer than {limit} and was killed{self.reason()}", True
             if name in LATE_BY_RESPONSE and worked_s > BUSY * limit_s / 2:
                 seconds = (time.monotonic() - began) / count
                 return [Verdict(reward=0.0, notes={FAULT: error}, timeout=True, seconds=seconds)] * count

@@ -44,9 +44,9 @@ class Init:
         `output`: the pipe for what the scoring process prints, which the guard reads.
         """
         signal.set_wakeup_fd(-1)
-        awaited = {signal.SIGCHLD, signal.SIGUSR1} | (set() if self._isolated else {signal.SIGTERM})
+        awaited = {signal.SIGCHLD} | (set() if self._isolated else {signal.SIGTERM})
         signal.pthread_sigmask(signal.SIG_BLOCK, awaited)  # an init receives only signals that it blocks or handles
-        for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM):
+        for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         linux.die_with_parent(signal.SIGKILL, self._guard)
         if _unread(status):
@@ -101,8 +101,6 @@ class Init:
                     return signal.SIGKILL, TOO_MANY
             elif received.si_signo == signal.SIGTERM:
                 return signal.SIGKILL, 0
-            elif received.si_signo == signal.SIGUSR1:
-                os.kill(self._scoring, signal.SIGUSR1)
             elif (status := self._reap()) is not None:
                 return status, 0
 

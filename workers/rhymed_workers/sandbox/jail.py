@@ -1,7 +1,7 @@
 """The jail around one process with users' code: `python -m rhymed_workers.sandbox.jail SPEC`. Of a scoring process:
 
     reward worker                     rhymed_workers.reward: asks, kills, replaces
-      └─ guard                        this module: forwards signals and output, ends as the scoring process ended
+      └─ guard                        this module: forwards output, ends as the scoring process ended
           └─ init                     rhymed_workers.sandbox.init: init of a PID namespace, or a subreaper
               ├─ scoring process      rhymed_workers.reward.child: loads the scorers, answers items
               │   └─ sandbox          rhymed_workers.sandbox: one program of the model, for the scorer `code`
@@ -11,9 +11,9 @@ Invariant: nothing outlives what is above it. When init dies, everything in the 
 init does; when the reward worker dies, the guard does. The init's namespace has a /proc of its own; where the kernel
 refuses a namespace, descendants are found through /proc and killed.
 
-SIGTERM ends the jail; SIGUSR1 is forwarded to the scoring process. What the jail can enforce here, and why it ended
-the scoring process, is reported as one JSON object per line through the pipe `report`. Knows nothing of rewards and
-items. Starts with the standard library alone: it must start in milliseconds, and the scoring process is a fork of it.
+SIGTERM ends the jail. What the jail can enforce here, and why it ended the scoring process, is reported as one JSON
+object per line through the pipe `report`. Knows nothing of rewards and items. Starts with the standard library alone:
+it must start in milliseconds, and the scoring process is a fork of it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Guard:
     def run(self) -> None:
         output, output_end = os.pipe()
         status, status_end = os.pipe()
-        signals = _descriptor_of(signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
+        signals = _descriptor_of(signal.SIGTERM, signal.SIGCHLD)
         guard = os.getpid()
         if self._isolated:
             linux.own_processes()
@@ -103,8 +103,6 @@ class Guard:
                     received = os.read(signals, 64)
                     if signal.SIGTERM in received:
                         return self._end_init()
-                    if signal.SIGUSR1 in received:
-                        os.kill(self._init, signal.SIGUSR1)
                     if signal.SIGCHLD in received and self._init_has_ended():
                         return None
 

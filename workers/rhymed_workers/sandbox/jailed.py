@@ -23,8 +23,6 @@ from rhymed_workers.sandbox.init import COUNT_S
 from rhymed_workers.sandbox.jail import Spec
 from rhymed_workers.sandbox.usercode import too_many
 
-TRACEBACK_S = 0.5
-OUTERMOST = b"in _run_module_as_main"  # the last frame of a traceback
 EXIT_STATUS_S = 1.0
 JAIL_END_S = 8.0  # for the jail to end all that it holds
 KILL_S = 10.0  # for the kernel to end a killed process
@@ -80,17 +78,6 @@ class Jailed:
     def drained(self) -> bool:
         """Whether all that it wrote was read, and nothing can follow."""
         return self._process.stdout is not None and self._process.stdout.at_eof()
-
-    async def traceback(self) -> str:
-        """Where the scorer is now, as faulthandler writes it; empty if it does not answer."""
-        assert self._process.stdout is not None
-        text = b""
-        with contextlib.suppress(TimeoutError, ProcessLookupError, ConnectionError):
-            self._process.send_signal(signal.SIGUSR1)
-            async with asyncio.timeout(TRACEBACK_S):
-                while OUTERMOST not in text and (more := await self._process.stdout.read(1 << 16)):
-                    text += more
-        return text.decode(errors="replace")
 
     async def unedited(self, folder: Path | None, config: Config, section: str, error: type[RhymedError]) -> Self:
         """Itself, which has read files of the user. Ends, and raises, if one was edited since the run was started."""

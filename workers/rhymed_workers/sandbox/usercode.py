@@ -11,7 +11,6 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -108,15 +107,6 @@ def raised_at(error: BaseException, file: str) -> str:
         return f"{error.filename}, line {error.lineno}"
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
     return f"{file}, line {lines[-1]}" if lines else ""
-
-
-def hung_at(dump: str, place: str) -> str:
-    """`, at file, line n` from faulthandler's text (innermost frame first), if it was in this file or module."""
-    name = str(Path(place).expanduser().resolve()) if place.endswith(".py") else f"/{place.replace('.', '/')}.py"
-    for file, line in re.findall(r'^  File "(.+)", line (\d+) in ', dump, re.MULTILINE):
-        if file.endswith(name):
-            return f", at {file}, line {line}"
-    return ""
 
 
 def defined_at(function: Callable[..., Any]) -> tuple[str, int] | None:

@@ -25,12 +25,9 @@ from rhymed_workers.environment.protocol import (
     Moved,
     Open,
     Phase,
-    Place,
     Ready,
-    Reply,
     Request,
     Step,
-    Where,
 )
 from rhymed_workers.sandbox.cleanup import Cleanup
 from rhymed_workers.sandbox.frames import claim_pipes, get, limit, put
@@ -63,7 +60,7 @@ class Serving:
 
     def moved(self, number: int, phase: Phase) -> None:
         if number:
-            self._put(Moved(number, phase))
+            self._write(msgspec.msgpack.encode(Moved(number, phase)))
 
     def run(self, host: Host, runner: Runner) -> None:
         """Until the pool closes the pipe."""
@@ -72,16 +69,13 @@ class Serving:
         runner.run()
 
     def _read(self) -> None:
-        """A thread of its own: it answers while user code hangs."""
+        """In a thread of its own."""
         while (body := get(self._requests)) is not None:
             request: Request = msgspec.msgpack.decode(body, type=Request)
-            if isinstance(request, Where):
-                self._put(Place(request.number, self._runner.frames(request.number)))
-            else:
-                self._runner.loop.call_soon_threadsafe(self._begin, request)
+            self._runner.loop.call_soon_threadsafe(self._begin, request)
         self._runner.stop()
 
-    def _begin(self, request: Open | Step | Close) -> None:
+    def _begin(self, request: Request) -> None:
         REQUEST.set(request.number)
         watched(self._serve(request), keep=self._tasks).add_done_callback(self._ended)
 
@@ -89,7 +83,7 @@ class Serving:
         if not self._tasks:
             self._runner.rested()
 
-    async def _serve(self, request: Open | Step | Close) -> None:
+    async def _serve(self, request: Request) -> None:
         try:
             answer = await self._answer(request)
             body = msgspec.msgpack.encode(answer)
@@ -100,7 +94,7 @@ class Serving:
             body = msgspec.msgpack.encode(self._failed(request, error))
         self._write(body)
 
-    async def _answer(self, request: Open | Step | Close) -> Answer:
+    async def _answer(self, request: Request) -> Answer:
         match request:
             case Open():
                 chat, tools = await self._host.open(request)
@@ -111,14 +105,11 @@ class Serving:
                 await self._host.close(request.name)
                 return Answer(request.number)
 
-    def _failed(self, request: Open | Step | Close, error: BaseException) -> Answer:
+    def _failed(self, request: Request, error: BaseException) -> Answer:
         raised = error.__cause__ if isinstance(error, Exited) and error.__cause__ else error
         words = str(raised) if isinstance(raised, RowUnsuitable) else self._host.explain(raised)
         text = words[:ERROR_CHARS].encode(errors="replace").decode()
         return Answer(request.number, error=text, unsuitable=isinstance(raised, RowUnsuitable))
-
-    def _put(self, reply: Reply) -> None:
-        self._write(msgspec.msgpack.encode(reply))
 
     def _write(self, body: bytes) -> None:
         if self._is_copy:

@@ -14,10 +14,8 @@ import functools
 import inspect
 import os
 import queue
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import Any
 
 from rhymed_workers.environment.protocol import Phase
@@ -51,7 +49,6 @@ class Runner:
     def __init__(self, threads: int, timeout_s: float, tell: Told, tidy: Callable[[], None]) -> None:
         self._threads, self._timeout_s, self._tell, self._tidy = threads, timeout_s, tell, tidy
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._in_thread: dict[int, int] = {}  # request -> thread that runs its sync function
         self._loop_thread = 0
         self._is_copy = False
         self.loop = asyncio.new_event_loop()
@@ -108,7 +105,6 @@ class Runner:
         self._tell(number, "queued")
 
         def job() -> None:
-            self._in_thread[number] = threading.get_ident()
             self._tell(number, "sync")
             outcome: tuple[Any, BaseException | None]
             try:
@@ -116,7 +112,6 @@ class Runner:
             except BaseException as error:  # SystemExit is user code's too
                 outcome = None, error
             self._end_copy(outcome[1])
-            self._in_thread.pop(number, None)
             self._tell(number, "queued")
             self.loop.call_soon_threadsafe(done.set_result, outcome)
 
@@ -145,16 +140,6 @@ class Runner:
     def stop(self) -> None:
         for _ in range(self._threads):
             self._jobs.put(None)
-
-    def frames(self, number: int) -> str:
-        """Where the request is, or the event loop if it awaits."""
-        thread = self._in_thread.get(number, self._loop_thread)
-        frame: FrameType | None = sys._current_frames().get(thread)
-        lines = []
-        while frame is not None:
-            lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}\n')
-            frame = frame.f_back
-        return "".join(lines)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
