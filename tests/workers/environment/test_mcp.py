@@ -191,7 +191,7 @@ async def test_a_call_that_is_late_is_an_answer(make: Make, stdio: dict[str, Any
 async def test_what_is_no_answer_or_a_wrong_one_costs_no_server(
     make: Make, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A thousand printed lines, and bytes that are no text, are a few lines of the log and no delay."""
+    """A thousand printed lines, and bytes that are no text, are no lines of the log and no delay."""
     async with make(mcp=[{"command": sys.executable, "args": ["-c", RAW]}]) as pool:
         await pool.open("a", {}, CHAT)
         first = await reported(pool, "pid")
@@ -207,8 +207,7 @@ async def test_what_is_no_answer_or_a_wrong_one_costs_no_server(
             assert "http" not in answer, "a page about the library that reads it"
             assert await reported(pool, "pid") == first, tool
     wrote = capfd.readouterr().err
-    assert "environment.mcp: a server wrote what is no message: '0 password=***" in wrote
-    assert wrote.count("is no message") <= 40
+    assert "password" not in wrote
     assert "Traceback" not in wrote
 
 

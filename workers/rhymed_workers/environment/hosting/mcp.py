@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import re
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from rhymed.core.config.environment import McpServer
 from rhymed.core.errors import EnvironmentFailed
 from rhymed.core.tasks import watched
 from rhymed.core.text import short
-from rhymed.core.wire.limits import LogThrottle
 from rhymed_workers.environment.hosting.tool import Tool
 from rhymed_workers.sandbox.usercode import describe
 
@@ -42,29 +40,6 @@ QUOTED = 80  # characters of what a server wrote
 
 class CallFailed(Exception):
     """The policy reads it."""
-
-
-class _Quiet(logging.Filter):
-    """The client logs each line that is no message, as programs print them, with a traceback of a millisecond."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._throttle = LogThrottle()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        suffix = self._throttle.permit(time.monotonic())
-        if suffix is None:
-            return False
-        if isinstance(error, ValidationError):
-            wrote = error.errors(include_url=False)[0]["input"]
-            wrote = secret.hide(short(wrote, QUOTED))
-            record.msg = f"environment.mcp: a server wrote what is no message: {wrote}{suffix}"
-            record.args = record.exc_info = None
-        return True
-
-
-QUIET = _Quiet()
 
 
 class _Connection:
@@ -145,7 +120,8 @@ class Server:
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
 
-        logging.getLogger("mcp.client.stdio").addFilter(QUIET)
+        # What a program prints besides messages: it would log a traceback of a millisecond for each line.
+        logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
         settings = self._settings
         async with AsyncExitStack() as stack:
             transport: Any
