@@ -72,18 +72,12 @@ class Environment(Section):
     )
     workers: int = Field(1, ge=1, le=MOST_PROCESSES, description="started by `rhymed run`; more can join at any time")
     processes: int = Field(2, gt=0, le=MOST_PROCESSES, description="subprocesses per worker")
-    threads: int = Field(
-        1,
-        gt=0,
-        le=256,
-        description="sync functions that a subprocess runs at once; more than 1 needs code that is thread-safe",
-    )
     concurrency: int = Field(
         256,
         gt=0,
         le=65_536,
         description="samples at once per worker, if functions of the environment are async; with sync ones alone, 8"
-        " for each thread of its subprocesses",
+        " for each of its subprocesses",
     )
     timeout_s: float = Field(
         30.0,

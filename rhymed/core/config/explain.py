@@ -84,6 +84,7 @@ GONE = {
     "drafts.method = 'history+head'": "a fitted head gained nothing over history: take 'history', or for vLLM's"
     " own heads 'history+engine'",
     "drafts.refit": "there is no head to fit again; leave the key out",
+    "environment.threads": "raise environment.processes, or write async functions, of which many wait at once",
     "metrics.trace_ratio": "`rhymed logs --sample ID` shows the story of a sample",
     "metrics.traces": "`rhymed logs --sample ID` shows the story of a sample",
     "net.transport = 'broadcast'": "engines map the trainer's file in shared memory; leave the key out",

@@ -74,12 +74,6 @@ def work(seconds: float) -> str:
     busy -= 1
     return f"{most} at once"
 
-barrier = threading.Barrier(3)
-
-def together() -> str:
-    """Waits for two other threads."""
-    return str(sorted([0, 1, 2])) if barrier.wait() is not None else ""
-
 def alarm() -> str:
     """Uses a signal, which works in the main thread alone."""
     rung = []
@@ -141,12 +135,6 @@ async def test_sync_tools_run_one_at_a_time_in_the_main_thread(make: Make) -> No
         ran = await asyncio.gather(*(reported(pool, "work", seconds=0.02) for _ in range(8)))
         assert set(ran) == {"1 at once"}
         assert await reported(pool, "alarm") == "rung"
-
-
-async def test_threads_run_sync_tools_together(make: Make) -> None:
-    async with make(tools="together", threads=3) as pool:
-        assert pool.slots == 24
-        assert await asyncio.gather(*(reported(pool, "together") for _ in range(3))) == ["[0, 1, 2]"] * 3
 
 
 async def test_who_waits_for_others_is_not_late(make: Make) -> None:

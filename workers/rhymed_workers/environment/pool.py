@@ -88,7 +88,7 @@ class Environments:
         """Samples that may be here at once. Those that wait for async functions cost nothing; those that wait for
         sync ones wait for each other."""
         settings = self._config.environment
-        return settings.concurrency if self.about.awaits else settings.processes * settings.threads * QUEUED
+        return settings.concurrency if self.about.awaits else settings.processes * QUEUED
 
     async def open(self, name: str, row: Row, chat: Chat) -> Opened:
         """Makes the sample's environment again."""

@@ -50,7 +50,7 @@ def hosted(
         "factory": f"{file}:{factory}" if factory else "",
     }
     section = Environment.model_validate({**given, **({"factory": place} if place else {}), **settings})
-    runner = Runner(1, section.timeout_s, lambda *_: None, lambda: None)
+    runner = Runner(section.timeout_s, lambda *_: None, lambda: None)
     try:
         host = load_host(section, runner)
     except BaseException:

@@ -22,7 +22,7 @@ async def test_that_code_of_a_call_begins_is_reported_before_it_does(
         seen.append("called")
         return rest(key)
 
-    one = Runner(1, 5.0, lambda number, phase: seen.append(phase), lambda: None)
+    one = Runner(5.0, lambda number, phase: seen.append(phase), lambda: None)
     one.loop.close()
     one.loop = asyncio.get_running_loop()
     if not sync:

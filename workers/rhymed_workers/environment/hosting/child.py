@@ -131,7 +131,7 @@ def main() -> None:
         with contextlib.suppress(Exception):  # files that user code removed or closed
             cleanup[0].restore()
 
-    runner = Runner(settings.threads, settings.timeout_s, serving.moved, tidy)
+    runner = Runner(settings.timeout_s, serving.moved, tidy)
     os.register_at_fork(after_in_child=runner.forked)
     os.register_at_fork(after_in_child=serving.forked)
     loader = os.getpid()

@@ -1,7 +1,7 @@
 """Runs user code: async functions together on one event loop, sync ones one after another.
 
-Sync functions run in the main thread, the only one in which `signal.alarm` works, and in further threads if
-`environment.threads` allows it; the event loop has a thread of its own. An async call that takes too long is
+Sync functions run in the main thread, the only one in which `signal.alarm` works; the event loop has a thread of its
+own. An async call that takes too long is
 cancelled here. What cannot be cancelled is not ended here: the parent, which is told in which phase each request is,
 kills the process. A child that user code forks ends where that code returns: it makes no other call.
 """
@@ -44,10 +44,10 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 class Runner:
     """`tell` gets the phase of a request; it is called in any thread. `tidy` runs in the main thread: after each sync
-    call if there is one thread, and when nothing is asked; async functions that wait are not waited for."""
+    call, and when nothing is asked; async functions that wait are not waited for."""
 
-    def __init__(self, threads: int, timeout_s: float, tell: Told, tidy: Callable[[], None]) -> None:
-        self._threads, self._timeout_s, self._tell, self._tidy = threads, timeout_s, tell, tidy
+    def __init__(self, timeout_s: float, tell: Told, tidy: Callable[[], None]) -> None:
+        self._timeout_s, self._tell, self._tidy = timeout_s, tell, tidy
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._loop_thread = 0
         self._is_copy = False
@@ -126,11 +126,9 @@ class Runner:
     def run(self) -> None:
         """In the main thread, until `stop`."""
         threading.Thread(target=self._run_loop, name="loop", daemon=True).start()
-        for number in range(1, self._threads):
-            threading.Thread(target=self._work, name=f"sync-{number}", daemon=True).start()
         while (job := self._jobs.get()) is not None:
             job()
-            if self._threads == 1 and job != self._tidy:
+            if job != self._tidy:
                 self._tidy()
 
     def rested(self) -> None:
@@ -138,12 +136,7 @@ class Runner:
         self._jobs.put(self._tidy)
 
     def stop(self) -> None:
-        for _ in range(self._threads):
-            self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+        self._jobs.put(None)
 
     def _run_loop(self) -> None:
         self._loop_thread = threading.get_ident()
