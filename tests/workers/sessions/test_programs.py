@@ -416,10 +416,6 @@ except httpx.TimeoutException:
 first = post("broken")
 assert post("broken", **{"x-stainless-retry-count": "1"}) == first
 assert post("broken") != first, "asked again, not repeated"
-assert post("key", **{"Idempotency-Key": "k"}) == post("key", **{"Idempotency-Key": "k"})
-other = {"model": "m", "messages": [say("other")]}
-refused = httpx.post(base + "/chat/completions", json=other, headers=key | {"Idempotency-Key": "k"})
-assert refused.status_code == 422 and "that of another request" in refused.json()["error"]["message"]
 """
     mark = tmp_path / "mark"
     config = config_of(tmp_path, program.replace('os.environ["MARK"]', repr(str(mark))))
@@ -430,7 +426,7 @@ assert refused.status_code == 422 and "that of another request" in refused.json(
             await asyncio.sleep(0.05)
         await loop.write()
         await loop.finish(programs)
-    assert (await loop.sample()).info.learned == 9
+    assert (await loop.sample()).info.learned == 6
 
 
 async def test_calls_at_the_same_time_are_answered_one_after_the_other(store: StoreClient, tmp_path: Path) -> None:

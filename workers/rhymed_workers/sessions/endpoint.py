@@ -256,11 +256,10 @@ def _finite(reward: Any) -> float:
     return number
 
 
-def _identity(request: web.Request, raw: bytes) -> tuple[bytes, str, bool]:
-    """Of the call: its body's digest, its key, and whether its client says that it repeats it."""
-    key = request.headers.get("Idempotency-Key", "")
+def _identity(request: web.Request, raw: bytes) -> tuple[bytes, bool]:
+    """Of the call: its body's digest, and whether its client says that it repeats it."""
     retried = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-    return hashlib.blake2b(raw, digest_size=16).digest(), key, retried
+    return hashlib.blake2b(raw, digest_size=16).digest(), retried
 
 
 async def _decoded(raw: bytes) -> Any:

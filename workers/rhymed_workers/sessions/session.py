@@ -206,20 +206,15 @@ class Session:
 
     # What the program's connections do
 
-    def call(self, asked: Asked, digest: bytes, key: str = "", retried: bool = False) -> Call:
-        """A new call, or the one that this request repeats. Raises `CallRefused`."""
-        if (call := self._same(digest, key, retried)) is None:
-            call = Call(asked, digest, key, asyncio.get_running_loop().create_future())
+    def call(self, asked: Asked, digest: bytes, retried: bool = False) -> Call:
+        """A new call, or the one that this request repeats."""
+        if (call := self._same(digest, retried)) is None:
+            call = Call(asked, digest, asyncio.get_running_loop().create_future())
             self.calls.append(call)
             watched(self._submit(call), partial(self._unreadable, call), self._tasks)
         return call
 
-    def _same(self, digest: bytes, key: str, retried: bool) -> Call | None:
-        if key:
-            same = next((call for call in self.calls if call.key == key), None)
-            if same is not None and same.digest != digest:
-                raise CallRefused(f"this Idempotency-Key ({key!r:.80}) is that of another request", status=422)
-            return same
+    def _same(self, digest: bytes, retried: bool) -> Call | None:
         alike = [call for call in self.calls if call.digest == digest]
         broken = [call for call in alike if call.broken]
         return broken[0] if broken else alike[-1] if alike and retried else None
@@ -418,11 +413,10 @@ def _name(prompt: Tokens, number: int) -> str:
 
 @dataclass(eq=False)
 class Call:
-    """`digest`: of the request's body. `key`: that its client gave it; empty: none."""
+    """`digest`: of the request's body."""
 
     asked: Asked
     digest: bytes
-    key: str
     answer: asyncio.Future[Written]
     prompt: Tokens = field(default_factory=lambda: np.zeros(0, np.uint32))
     turn: int | None = None  # that answers it
