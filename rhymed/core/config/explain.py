@@ -98,6 +98,9 @@ GONE = {
     ),
     "store.token_stats_gib": "training's numbers of each token are not kept; metrics have their means",
     "trainer.optimizer = 'muon'": "it trained one process's matrices only: take 'adamw'",
+    "reward.judge.field": "set pattern, such as '\"score\": *([0-9.]+)'",
+    "reward.judge.read": "leave it out for a score in the last line, or set pattern, such as"
+    " '\"score\": *([0-9.]+)' for JSON",
     "store.shards": "one store takes 10,000 samples of 512 tokens a second, more than a thousand GPUs generate",
 }
 """Settings, and values, that earlier releases had -> what serves in their place."""

@@ -140,7 +140,7 @@ RUBRIC = (
     " wrong response to 10 for a perfect one."
 )
 
-WRITTEN = ("rubric", "rubric_file", "system", "read", "field", "pattern", "words")
+WRITTEN = ("rubric", "rubric_file", "system", "pattern", "words")
 """Keys that only a judge with `api = "chat"` has."""
 
 
@@ -170,13 +170,11 @@ class Judge(Section):
     )
     rubric_file: str = Field("", description="a text file with the rubric, in place of rubric")
     system: str = Field("", description="system message of a judge; empty: none")
-    read: Literal["last_line", "json", "regex"] = Field(
-        "last_line",
-        description="where a judge's score is: in its last line, in a field of its last JSON object, or in the last"
-        " match of pattern",
+    pattern: str = Field(
+        "",
+        description="a judge's score is in the last match of this expression, in its group if it has one; empty: in the"
+        " last line",
     )
-    field: str = Field("score", min_length=1, description="json: name of the field")
-    pattern: str = Field("", description="regex: with a group around the score, or without one")
     words: dict[str, float] = Field(
         {},
         description="words in place of numbers, each with its reward: { yes = 1.0, no = 0.0 }; upper case is equal",
@@ -240,8 +238,6 @@ class Judge(Section):
             raise ValueError(problem)
         if self.words and self.range:
             raise ValueError("words and range cannot be combined: words have rewards of their own")
-        if (self.read == "regex") != bool(self.pattern):
-            raise ValueError("read = 'regex' and pattern belong together")
         try:
             re.compile(self.pattern)
         except re.error as error:

@@ -14,7 +14,6 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from rhymed.core.config import Config
@@ -173,9 +172,7 @@ def reward_of(judge: Judge, text: str) -> float:
     """From what `text_of` returned."""
     if judge.api != "chat":
         return _scaled(judge, _finite(text))
-    found = READERS[judge.read](judge, text)
-    if isinstance(found, float):
-        return _scaled(judge, found)
+    found = _last_match(judge, text) if judge.pattern else text.splitlines()[-1].strip()[-LINE_CHARS:]
     if judge.words:
         return _by_word(judge, found)
     return _scaled(judge, _one_number(judge, found))
@@ -202,44 +199,11 @@ def _single(value: Any, judge: Judge) -> str:
     return repr(_finite(value))
 
 
-def _last_line(judge: Judge, text: str) -> str:
-    return text.splitlines()[-1].strip()[-LINE_CHARS:]
-
-
-def _last_field(judge: Judge, text: str) -> str | float:
-    found = [value[judge.field] for value in _objects(text) if judge.field in value]
-    if not found:
-        raise Unreadable(f"its answer has no JSON object with the field {judge.field!r}: {short(text[-200:])}")
-    value = found[-1]
-    if isinstance(value, int | float) and not isinstance(value, bool) and not judge.words:
-        return _finite(value)
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _last_match(judge: Judge, text: str) -> str:
     matches = list(re.finditer(judge.pattern, text))
     if not matches:
         raise Unreadable(f"its answer does not match pattern: {short(text[-200:])}")
     return str(matches[-1][1 if matches[-1].re.groups else 0] or "")
-
-
-READERS: dict[str, Callable[[Judge, str], str | float]] = {
-    "last_line": _last_line,
-    "json": _last_field,
-    "regex": _last_match,
-}
-
-
-def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Those in the text, one after the other."""
-    decoder, at = json.JSONDecoder(), text.find("{")
-    while at >= 0:
-        try:
-            value, end = decoder.raw_decode(text, at)
-            yield value
-        except (ValueError, RecursionError):
-            end = at + 1
-        at = text.find("{", end)
 
 
 def _by_word(judge: Judge, text: str) -> float:
