@@ -140,7 +140,7 @@ RUBRIC = (
     " wrong response to 10 for a perfect one."
 )
 
-WRITTEN = ("rubric", "rubric_file", "system", "pattern", "words")
+WRITTEN = ("rubric", "system", "pattern", "words")
 """Keys that only a judge with `api = "chat"` has."""
 
 
@@ -168,12 +168,11 @@ class Judge(Section):
         description="what a judge is asked; {prompt}, {response}, {ground_truth} and {a column of the row} are filled"
         " in",
     )
-    rubric_file: str = Field("", description="a text file with the rubric, in place of rubric")
     system: str = Field("", description="system message of a judge; empty: none")
     pattern: str = Field(
         "",
-        description="a judge's score is in the last match of this expression, in its group if it has one; empty: in the"
-        " last line",
+        description="a judge's score is in the last match of this expression, in its group if it has one; empty: in"
+        " the last line",
     )
     words: dict[str, float] = Field(
         {},
@@ -228,8 +227,6 @@ class Judge(Section):
         changed = self.changed(*WRITTEN)
         if self.api != "chat" and changed:
             raise ValueError(f"{changed[0]} is for api = 'chat'; a reward model reads the prompt and the response")
-        if self.rubric_file and "rubric" in changed:
-            raise ValueError("rubric and rubric_file cannot be combined: leave one out")
         try:
             _ = self.port
         except ValueError as error:

@@ -112,7 +112,7 @@ def named(config: Config) -> dict[str, list[str]]:
     return {
         DATA: data,
         TEMPLATE: [config.model.chat_template],
-        "reward": [*_files(one.scorer for one in scorers), *(one.judge.rubric_file for one in scorers if one.judge)],
+        "reward": _files(one.scorer for one in scorers),
         "environment": [
             *_files([environment.tools, environment.factory]),
             *_words(environment.command),

@@ -12,7 +12,7 @@ from rhymed.core.errors import RunMismatch
 from rhymed.core.run import edited, provenance
 from rhymed.core.run.layout import INPUTS
 
-NAMES = ("reward.py", "rubric.txt", "tools.py", "chat.jinja", "rows.jsonl")
+NAMES = ("reward.py", "tools.py", "chat.jinja", "rows.jsonl")
 
 
 @pytest.fixture
@@ -20,12 +20,11 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.chdir(tmp_path)
     for name in NAMES:
         Path(name).write_text(name)
-    judge = {"url": "http://localhost:1", "model": "judge", "rubric_file": "rubric.txt"}
     return Config.model_validate({
         "data": {"path": "rows.jsonl"},
         "model": {"chat_template": "chat.jinja"},
         "environment": {"tools": "tools.py:a"},
-        "reward": {"scorers": [{"scorer": "reward.py:a"}, {"scorer": "judge", "judge": judge}]},
+        "reward": {"scorer": "reward.py:a"},
     })  # fmt: skip
 
 

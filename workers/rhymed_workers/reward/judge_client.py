@@ -18,8 +18,8 @@ from typing import Any
 
 import aiohttp
 
-from rhymed.core.config.reward import Judge, rubric_problem
-from rhymed.core.errors import RewardError, RowUnsuitable
+from rhymed.core.config.reward import Judge
+from rhymed.core.errors import RowUnsuitable
 from rhymed.core.printable import line
 from rhymed.core.text import truncated
 from rhymed.inputs.chats import Chat
@@ -174,13 +174,13 @@ def address_of(judge: Judge) -> str:
     return f"{base if judge.api == 'chat' else base.removesuffix('/v1')}/{PATHS[judge.api]}"
 
 
-def body_of(judge: Judge, rubric: str, chat: Chat, response: str, row: Row) -> bytes:
+def body_of(judge: Judge, chat: Chat, response: str, row: Row) -> bytes:
     """The request's JSON, always the same for the same arguments. Raises `RowUnsuitable`."""
     shown = response if judge.thinking else response.rpartition(THOUGHT_ENDS)[2].strip()
     if judge.api == "chat":
         system = [{"role": "system", "content": judge.system}] if judge.system else []
         asked: dict[str, Any] = {
-            "messages": [*system, {"role": "user", "content": filled(rubric, as_text(chat), shown, row)}]
+            "messages": [*system, {"role": "user", "content": filled(judge.rubric, as_text(chat), shown, row)}]
         }
     elif judge.api == "score":
         asked = {"text_1": as_text(chat), "text_2": shown}
@@ -213,22 +213,6 @@ def as_text(chat: Chat) -> str:
 
 def as_words(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def read_rubric(judge: Judge, key: str) -> str:
-    """Blocking: may read a file. Raises `RewardError`; `key`: where the judge is configured."""
-    if not judge.rubric_file:
-        return judge.rubric
-    try:
-        with open(judge.rubric_file, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, ValueError) as error:
-        raise RewardError(f"{key}.rubric_file = {judge.rubric_file!r}: {error}") from None
-    if not text.strip():
-        raise RewardError(f"{key}.rubric_file = {judge.rubric_file!r} is empty")
-    if problem := rubric_problem(text):
-        raise RewardError(f"{key}.rubric_file = {judge.rubric_file!r}: {problem}")
-    return text
 
 
 def _column(row: Row, name: str) -> Any:

@@ -22,7 +22,7 @@ from rhymed.core.errors import DataError, RewardError, RowUnsuitable
 from rhymed.core.text import short
 from rhymed.inputs import render
 from rhymed_workers.reward.child import Item
-from rhymed_workers.reward.judge_client import AskFailed, Client, address_of, body_of, read_rubric
+from rhymed_workers.reward.judge_client import AskFailed, Client, address_of, body_of
 from rhymed_workers.reward.scorers.answer import NUMBER
 from rhymed_workers.reward.scorers.result import Verdict
 
@@ -38,9 +38,6 @@ class Judges:
                 self._all[index] = _Asked(config, index, scorer.label, scorer.judge, patience_s)
 
     async def __aenter__(self) -> Self:
-        """Raises `RewardError` for a rubric that cannot be read."""
-        for judge in self._all.values():
-            await asyncio.to_thread(judge.load)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -77,7 +74,7 @@ class _Asked:
     def __init__(self, config: Config, index: int, label: str, judge: Judge, patience_s: float | None) -> None:
         self._config, self._label, self._judge = config, label, judge
         self._key = f"reward.scorers[{index}].judge" if config.reward.scorers else "reward.judge"
-        self._checked, self._rubric = patience_s is not None, ""
+        self._checked = patience_s is not None
         self._asking: dict[bytes, asyncio.Task[float]] = {}
         self._known: dict[bytes, float] = {}  # the oldest first
         self.client = Client(judge, patience_s)
@@ -88,9 +85,6 @@ class _Asked:
             asking.cancel()
         await asyncio.gather(*self._asking.values(), return_exceptions=True)
         await self.client.close()
-
-    def load(self) -> None:
-        self._rubric = read_rubric(self._judge, self._key)
 
     async def score(self, item: Item) -> Verdict:
         began = time.monotonic()
@@ -113,7 +107,7 @@ class _Asked:
     async def _reward(self, item: Item) -> float:
         row = json.loads(item.row)
         chat = render.messages(self._config.data, "the row", row)
-        body = body_of(self._judge, self._rubric, chat, item.response, row)
+        body = body_of(self._judge, chat, item.response, row)
         key = hashlib.sha256(address_of(self._judge).encode() + b"\n" + body).digest()
         if not self._judge.cache:
             return await self._ask(key, body)

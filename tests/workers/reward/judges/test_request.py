@@ -1,14 +1,13 @@
 """What a judge is asked."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rhymed.core.config.reward import Judge
-from rhymed.core.errors import RewardError, RowUnsuitable
-from rhymed_workers.reward.judge_client import address_of, body_of, filled, read_rubric
+from rhymed.core.errors import RowUnsuitable
+from rhymed_workers.reward.judge_client import address_of, body_of, filled
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
 
@@ -29,9 +28,7 @@ def test_a_column_that_is_missing_is_named() -> None:
 
 
 def test_a_judge_reads_the_chat_as_text_and_a_reward_model_as_messages() -> None:
-    asked = json.loads(
-        body_of(judge(system="You judge.", rubric="{prompt}|{response}"), "{prompt}|{response}", CHAT, "4", {})
-    )
+    asked = json.loads(body_of(judge(system="You judge.", rubric="{prompt}|{response}"), CHAT, "4", {}))
     assert asked == {
         "model": "m",
         "temperature": 0.0,
@@ -40,12 +37,12 @@ def test_a_judge_reads_the_chat_as_text_and_a_reward_model_as_messages() -> None
             {"role": "user", "content": "system: Be brief.\n\nuser: 2+2?|4"},
         ],
     }
-    assert json.loads(body_of(judge(api="classify"), "", CHAT, "4", {})) == {
+    assert json.loads(body_of(judge(api="classify"), CHAT, "4", {})) == {
         "model": "m",
         "messages": [*CHAT, {"role": "assistant", "content": "4"}],
     }
     options = {"use_activation": False}
-    assert json.loads(body_of(judge(api="score", options=options), "", CHAT[1:], "4", {})) == {
+    assert json.loads(body_of(judge(api="score", options=options), CHAT[1:], "4", {})) == {
         "model": "m",
         "text_1": "2+2?",
         "text_2": "4",
@@ -54,22 +51,10 @@ def test_a_judge_reads_the_chat_as_text_and_a_reward_model_as_messages() -> None
 
 
 def test_thoughts_can_be_left_out() -> None:
-    shown = json.loads(body_of(judge(thinking=False), "{response}", CHAT, "<think>x</think>\n\n4", {}))
+    shown = json.loads(body_of(judge(thinking=False, rubric="{response}"), CHAT, "<think>x</think>\n\n4", {}))
     assert shown["messages"][0]["content"] == "4"
 
 
 def test_reward_models_are_beside_v1() -> None:
     assert address_of(judge()) == "http://judge:8000/v1/chat/completions"
     assert address_of(judge(api="pooling")) == "http://judge:8000/pooling"
-
-
-def test_a_rubric_may_be_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "rubric.txt"
-    one = judge(rubric_file=str(file))
-    with pytest.raises(RewardError, match=r"reward\.judge\.rubric_file = .*No such file"):
-        read_rubric(one, "reward.judge")
-    file.write_text("Rate it.")
-    with pytest.raises(RewardError, match=r"must name \{response\}"):
-        read_rubric(one, "reward.judge")
-    file.write_text("Rate {response}.")
-    assert read_rubric(one, "reward.judge") == "Rate {response}."
