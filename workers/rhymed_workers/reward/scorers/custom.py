@@ -8,10 +8,9 @@ keeps its cause.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import inspect
 import logging
-import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -252,18 +251,6 @@ class Log:
         log.warning("%s: %s; left out", self._name, why)
 
 
-def _close(runner: asyncio.Runner) -> None:
-    """Also where garbage is collected while another loop runs on this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        runner.close()
-    else:
-        closing = threading.Thread(target=runner.close)
-        closing.start()
-        closing.join()
-
-
 def _synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
     """Awaits the result if it is awaitable, on one event loop for all calls, so that its sessions stay usable."""
     runner: list[asyncio.Runner] = []
@@ -277,7 +264,7 @@ def _synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
             return result
         if not runner:
             runner.append(asyncio.Runner())
-            weakref.finalize(call, _close, runner[0])
+            atexit.register(runner[0].close)
         return runner[0].run(await_it(result))
 
     return call
