@@ -5,7 +5,6 @@ Where no reference is known, the row's other columns are answers, too: one of th
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -98,7 +97,7 @@ def describe(config: Config, row: Row, answers: Sequence[Answer], scorers: Loadi
     for answer, verdicts in zip(scored, result.verdicts, strict=True):
         outcome = combine(config.reward.all, verdicts)
         section.add(answer.label, truncated(answer.text, SHOWN_CHARS) or "(nothing)")
-        section.add("  reward", _sum(config.reward, verdicts, outcome.reward) + _in_loss(outcome))
+        section.add("  reward", _sum(config.reward, verdicts, outcome.reward))
         if any(verdict.unplayed for verdict in verdicts):
             section.rows[-1] = ("  reward", "reads environments after their episodes, so not known before the run")
         elif outcome.reward is not None:
@@ -147,14 +146,6 @@ def _doubts(eval: Eval, rewards: dict[str, float], nonsense_text: str) -> Iterat
             f"eval.threshold = {eval.threshold:g}, but the right answer itself gets {right:g}: no response"
             " would count as right; set eval.threshold to the least reward of a right one"
         )
-
-
-def _in_loss(outcome: Outcome) -> str:
-    """Its weights in the loss; empty if all are 1."""
-    weights = array("f", outcome.token_weights)
-    parts = [f"weight {outcome.weight:g}"] if outcome.weight != 1 else []
-    parts += [f"token weights {min(weights):g} to {max(weights):g}"] if weights else []
-    return f"; in the loss: {', '.join(parts)}" if parts else ""
 
 
 def _sum(settings: Reward, verdicts: Sequence[Verdict], reward: float | None) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rhymed.core import errors, messages
 from rhymed.core.errors import MalformedMessage
-from rhymed.core.messages import SampleInfo, Samples
+from rhymed.core.messages import SampleInfo
 from rhymed.core.run.layout import RunLayout
 from rhymed.core.wire import sockets
 from rhymed.core.wire.keys import OPEN, Keyring
@@ -55,8 +55,6 @@ class StoredSample:
     tokens: Tokens
     logprobs: Logprobs | None = None
     prompt_tokens: Tokens | None = None
-    weight: float = 1.0  # of the sample in the loss; comes with the log-probs
-    token_weights: NDArray[np.float32] | None = None  # likewise, of each response token; None: all 1
     row: Row | None = None  # of its prompt; whoever needs it fetches it with `get_prompts`
     parts: Mapping[str, float] = field(default_factory=dict)  # of its reward, as in Score; sent with the log-probs
     token_rewards: Sequence[messages.TokenReward] = ()  # likewise
@@ -168,21 +166,10 @@ class StoreClient:
         answer, _ = await self.ask(question, messages.Lengths)
         return {row.prompt: row for row in answer.rows}
 
-    async def put_scores(
-        self, scores: Sequence[messages.Score], token_weights: Mapping[messages.SampleId, bytes] = {}
-    ) -> None:
-        """Store rewards; returns when they are durable. Scores without a reward are refused.
-
-        `token_weights`: in the loss, float32 bytes, one number per response token, of the samples that have them.
-        """
-        if not scores:
-            return
-        parts = [token_weights.get(score.id, b"") for score in scores]
-        question = messages.PutScores(
-            scores=list(scores), weighted=[len(part) // 4 for part in parts] if token_weights else []
-        )
-        frames = [b"".join(parts)] if token_weights else []
-        await self.ask(question, messages.Done, *frames)
+    async def put_scores(self, scores: Sequence[messages.Score]) -> None:
+        """Store rewards; returns when they are durable. Scores without a reward are refused."""
+        if scores:
+            await self.ask(messages.PutScores(scores=list(scores)), messages.Done)
 
     async def mark(
         self,
@@ -226,7 +213,7 @@ class StoreClient:
         deadline_s: float = DEADLINE_S,
     ) -> list[StoredSample]:
         answer, frames = await self.ask(question, messages.Samples, deadline_s=deadline_s)
-        if len(frames) != (expected := 1 + logprobs + prompt_tokens + bool(answer.weights)):
+        if len(frames) != (expected := 1 + logprobs + prompt_tokens):
             raise errors.MalformedMessage(f"store sent {len(frames)} arrays, {expected} expected")
         lengths = [info.length for info in answer.samples]
         rest = list(frames)
@@ -237,8 +224,6 @@ class StoreClient:
         if prompt_tokens:
             prompts = [info.prompt_length for info in answer.samples]
             columns["prompt_tokens"] = cut_arrays(rest.pop(0), np.dtype(np.uint32), prompts)
-        if answer.weights:
-            columns["weight"], columns["token_weights"] = answer.weights, token_weights(answer, rest.pop(0))
         columns |= {name: values for name in ("parts", "token_rewards") if (values := getattr(answer, name))}
         return [StoredSample(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
@@ -333,10 +318,3 @@ def bits_of(drafted: NDArray[np.bool_] | None, info: SampleInfo) -> NDArray[np.u
             " expected"
         )
     return np.packbits(mask)
-
-
-def token_weights(answer: Samples, frame: Any) -> list[NDArray[np.float32] | None]:
-    """Of each sample; None: all 1."""
-    lengths = [info.length if has else 0 for info, has in zip(answer.samples, answer.weighted, strict=True)]
-    parts = cut_arrays(frame, np.dtype(np.float32), lengths)
-    return [part if has else None for part, has in zip(parts, answer.weighted, strict=True)]

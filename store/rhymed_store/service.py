@@ -120,7 +120,7 @@ class Requests:
             messages.PutAnswer: self._put_first,
             messages.PutCalls: self._put_first,
             messages.GetSessions: self._read(partial(read_sessions, self._database)),
-            messages.PutScores: self._put_scores,
+            messages.PutScores: self._write(writes.put_scores),
             messages.MarkSamples: self._write(writes.mark),
             messages.ForgetLogprobs: self._write(writes.forget_logprobs),
             messages.GetPrompts: self._read(reads.prompts),
@@ -194,12 +194,6 @@ class Requests:
 
             await self._writer.write(put, size)
         return messages.Kept(samples=kept) if kept else DONE
-
-    async def _put_scores(self, message: messages.PutScores, frames: Sequence[bytes]) -> messages.Message:
-        weights = b"".join(frames)
-        with self._underway(len(weights)):
-            await self._writer.write(lambda batch: self._writes.put_scores(batch, message, weights), len(weights))
-        return DONE
 
     async def _put_partials(self, message: messages.PutPartials, frames: Sequence[bytes]) -> messages.Message:
         size = sum(map(len, frames))

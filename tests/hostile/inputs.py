@@ -132,7 +132,7 @@ rows_files = (
     | st.lists(values, max_size=8).map(lambda rows: "\n".join(json.dumps(row, default=str) for row in rows).encode())
 )
 odd_objects = st.complex_numbers() | st.binary() | st.sampled_from([10**5000, -(10**5000), object(), {1}, type])
-parts = st.sampled_from(["score", "reward", "weight", "token_weights", "other"])
+parts = st.sampled_from(["score", "reward", "token_rewards", "turn_rewards", "other"])
 results = values | odd_objects | st.dictionaries(parts, values | odd_objects, max_size=4)
 arguments = st.lists(st.sampled_from(WORDS) | plain.filter(lambda text: "\0" not in text), max_size=5)
 

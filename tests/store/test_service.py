@@ -82,55 +82,19 @@ async def test_all_calls(client: StoreClient) -> None:
     assert await client.get_samples([]) == []
 
 
-async def test_loss_weights_come_with_the_log_probs_and_go_with_them(client: StoreClient) -> None:
-    put = [new_sample(0, index, length=4 + index) for index in range(3)] + [new_sample(EVAL, 0, length=4)]
-    await client.put_samples(put)
-    ids = [sample.info.id for sample in put]
-    ones = np.ones(5, np.float32).tobytes()
-    some = np.array([1, 0, 0.5, 2, 1], np.float32)
-    await client.put_scores([Score(id=id, reward=1.0) for id in ids[:3]])
-    assert {stored.weight for stored in await client.get_samples(ids[:3], logprobs=True)} == {1.0}
-
-    scores = [Score(id=ids[0], reward=1.0, weight=0.25), *(Score(id=id, reward=1.0) for id in ids[1:])]
-    await client.put_scores(scores, {ids[1]: some.tobytes(), ids[3]: ones[:16]})  # of an evaluation: ignored
-    plain, weighted = await client.get_samples(ids[:3]), await client.get_samples(ids[:3], logprobs=True)
-    assert [stored.weight for stored in plain] == [1.0, 1.0, 1.0]
-    assert [stored.weight for stored in weighted] == [0.25, 1.0, 1.0]
-    assert [stored.token_weights is None for stored in weighted] == [True, False, True]
-    np.testing.assert_array_equal(weighted[1].token_weights, some)
-    for sample, stored in zip(put, weighted, strict=False):
-        np.testing.assert_array_equal(stored.logprobs, sample.logprobs)
-
-    await client.put_scores([Score(id=ids[1], reward=0.5)])  # scored again: the earlier weights are gone
-    (again,) = await client.get_samples(ids[1:2], logprobs=True)
-    assert (again.info.reward, again.weight, again.token_weights) == (0.5, 1.0, None)
-    with pytest.raises(MalformedMessage, match="5 token weights for 4 response tokens"):
-        await client.put_scores([Score(id=ids[0], reward=9.0)], {ids[0]: ones})
-    with pytest.raises(MalformedMessage, match="finite and not negative"):
-        await client.put_scores([Score(id=ids[0], reward=9.0, weight=-1.0)])
-    (kept,) = await client.get_samples(ids[:1], logprobs=True)
-    assert (kept.info.reward, kept.weight) == (1.0, 0.25)  # a refused score changes nothing
-    await client.forget_logprobs(1)
-    with pytest.raises(UnknownSample, match="forgotten"):
-        await client.get_samples(ids[:1], logprobs=True)
-
-
 async def test_floors_come_with_the_log_probs_of_the_samples_that_have_them(client: StoreClient) -> None:
     floors = np.array([-np.inf, -2, -3, -4, -5], np.float32)
     plain, floored, evaluated = new_sample(0, 0, length=4), new_sample(0, 1, length=5), new_sample(EVAL, 0, length=5)
     put = [plain, replace(floored, floors=floors), replace(evaluated, floors=floors)]
     await client.put_samples(put)
     ids = [sample.info.id for sample in put]
-    for weights in ({}, {ids[1]: floors[1:].repeat(2)[:5].astype(np.float32) ** 2}):
-        scores = [Score(id=id, reward=1.0) for id in ids[:2]]
-        await client.put_scores(scores, {id: given.tobytes() for id, given in weights.items()})
-        one, two = await client.get_samples(ids[:2], logprobs=True, prompt_tokens=True)
-        assert one.floors is None
-        np.testing.assert_array_equal(two.floors, floors)
-        for given, stored in ((plain, one), (floored, two)):
-            np.testing.assert_array_equal(stored.logprobs, given.logprobs)
-            np.testing.assert_array_equal(stored.prompt_tokens, given.prompt_tokens)
-        assert (two.token_weights is None) == (not weights)
+    await client.put_scores([Score(id=id, reward=1.0) for id in ids[:2]])
+    one, two = await client.get_samples(ids[:2], logprobs=True, prompt_tokens=True)
+    assert one.floors is None
+    np.testing.assert_array_equal(two.floors, floors)
+    for given, stored in ((plain, one), (floored, two)):
+        np.testing.assert_array_equal(stored.logprobs, given.logprobs)
+        np.testing.assert_array_equal(stored.prompt_tokens, given.prompt_tokens)
     (bare,) = await client.get_samples(ids[1:2])
     assert bare.floors is None
     for wrong in (floors[:4], np.full(5, np.nan, np.float32)):

@@ -105,13 +105,11 @@ def test_what_is_changed_is_named(store: Path, table: bytes, key: bytes, name: s
 
 
 @pytest.mark.parametrize("floors", [None, np.arange(-5, 0, dtype=np.float32)])
-def test_loss_weights_are_verified_with_the_log_probs(tmp_path: Path, floors: Any) -> None:
+def test_floors_are_verified_with_the_log_probs(tmp_path: Path, floors: Any) -> None:
     given, store = [new_sample(0, index, length=5) for index in range(2)], LocalStore(tmp_path / "store")
     given = [replace(sample, floors=floors) for sample in given]
-    ids, half = [sample.info.id for sample in given], np.full(5, 0.5, np.float32).tobytes()
+    ids = [sample.info.id for sample in given]
     store.put(*given)
-    scores = PutScores(scores=[Score(id=id, reward=1.0, weight=2.0) for id in ids], weighted=[0, 5])
-    store.do(lambda batch: store.writes.put_scores(batch, scores, half))
     store.database.close()
     assert named(store.database.folder) == []
     change(store.database.folder, b"logprobs", journal_key(ids[0]), last_flipped)

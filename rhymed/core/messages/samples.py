@@ -173,7 +173,6 @@ class Score(Part, Worded, frozen=True, kw_only=True):
     failed: Word = ""  # the scorer that raised the error
     notes: dict[Word, Report] = {}  # scorer/name -> text of the sample; sent to the store only
     metrics: dict[Word, float] = {}  # of the scoring call, with one of its samples; sent to the broker only
-    weight: float = 1.0  # of the sample in the loss; sent to the store only
     token_rewards: list[TokenReward] = []  # where parts of the reward were earned; sent to the store only
     unstored: bool = False  # not scored: the store does not have the sample. Sent to the broker only
 

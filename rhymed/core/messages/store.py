@@ -151,14 +151,9 @@ class GetSamples(Message, frozen=True, kw_only=True, tag="get_samples"):
 
 
 class PutScores(Message, frozen=True, kw_only=True, tag="put_scores"):
-    """Reward worker -> store. Only scores with a reward are sent. Done means durable.
-
-    With `weighted` there is an array: the token weights in the loss (float32) of each sample whose number in it is
-    not 0. Weights of samples that are never trained (imported, evaluations) are ignored.
-    """
+    """Reward worker -> store. Only scores with a reward are sent. Done means durable."""
 
     scores: list[Score]
-    weighted: list[Count] = []  # token weights of each sample, 0 or its length; empty: none has any
 
 
 class MarkSamples(Message, Worded, frozen=True, kw_only=True, tag="mark_samples"):
@@ -235,14 +230,11 @@ class Prompts(Message, frozen=True, kw_only=True, tag="prompts"):
 class Samples(Message, Worded, frozen=True, kw_only=True, tag="samples"):
     """Arrays: response tokens; then log-probs, if requested; then prompt tokens, if requested.
 
-    Weights in the loss, the parts of rewards and rewards of tokens come with the log-probs. With `weighted` there is
-    one more array: the token weights (float32) of each sample that is True in it, one for every response token. Of a
-    sample that is True in `floored` the floors follow the log-probs, as in PutSamples.
+    The parts of rewards and rewards of tokens come with the log-probs. Of a sample that is True in `floored` the
+    floors follow the log-probs, as in PutSamples.
     """
 
     samples: list[SampleInfo]  # in the order requested
-    weights: list[float] = []  # of each sample; empty: all are 1
-    weighted: list[bool] = []  # whether it has token weights; empty: none has any
     parts: list[dict[Word, float]] = []  # parts of each sample's reward, as in Score; empty: no reward has parts
     token_rewards: list[list[TokenReward]] = []  # of each sample, as in Score; empty: no sample has any
     floored: list[bool] = []  # whether it has floors, if log-probs are asked for; empty: none has

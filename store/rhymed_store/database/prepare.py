@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from rhymed.core.errors import MalformedMessage
-from rhymed.core.messages import PutPartials, PutSamples, PutScores, SampleInfo
+from rhymed.core.messages import PutPartials, PutSamples, SampleInfo
 from rhymed.core.steps import is_training
 from rhymed_store.codec import masks, records, training
 from rhymed_store.database import partials
@@ -108,17 +108,6 @@ def cut(frame: bytes, lengths: list[int]) -> list[memoryview]:
     """An array of four-byte elements as parts of these lengths."""
     view, ends = memoryview(frame), list(accumulate(lengths))
     return [view[4 * (end - length) : 4 * end] for end, length in zip(ends, lengths, strict=True)]
-
-
-def cut_weights(message: PutScores, frame: bytes) -> list[memoryview]:
-    """The token weights of each sample."""
-    counts = message.weighted or [0] * len(message.scores)
-    if len(counts) != len(message.scores) or min(counts, default=0) < 0 or len(frame) != 4 * sum(counts):
-        samples = len(message.scores)
-        raise MalformedMessage(
-            f"PutScores: {len(frame)} bytes of token weights, {len(counts)} counts of them, {samples} samples"
-        )
-    return cut(frame, counts)
 
 
 def check_partials(message: PutPartials, size: int) -> None:

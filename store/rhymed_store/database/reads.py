@@ -18,7 +18,6 @@ from rhymed.core.steps import is_training
 from rhymed_store.codec import frames, records, scoreparts, training
 from rhymed_store.codec.records import Record, Tokens
 from rhymed_store.codec.scoreparts import ScoreParts
-from rhymed_store.codec.training import ONES, LossWeights
 from rhymed_store.database import partials, sessions
 from rhymed_store.database.tables import Tables
 
@@ -36,16 +35,16 @@ class Reads:
         with self._database.read() as txn:
             rows = [self._find(txn, sample) for sample in message.samples]
             arrays: list[Any] = [self._tokens(txn, rows)]
-            weights, parts, floored = list[LossWeights](), list[ScoreParts](), list[bool]()
+            parts, floored = list[ScoreParts](), list[bool]()
             if message.logprobs:
-                logprobs, weights, floored = self._logprobs(txn, rows)
+                logprobs, floored = self._logprobs(txn, rows)
                 found = self._parts(txn, [records.sample_key(sample) for sample in message.samples])
                 parts = [ScoreParts() if one is None else one for one in found]
                 arrays.append(logprobs)
             if message.prompt_tokens:
                 arrays.append(self._contexts(txn, rows))
             infos = sessions.attached(txn, self._tables, _infos(rows), said=not message.logprobs)
-        return _samples(infos, weights, parts, floored), arrays + _token_weights(weights)
+        return _samples(infos, parts, floored), arrays
 
     def _parts(self, txn: Any, keys: Sequence[bytes]) -> list[ScoreParts | None]:
         """None: the sample has none."""
@@ -157,19 +156,17 @@ class Reads:
                 records.unpack_tokens(frame, record.width, out[start : start + record.length], what)
         return out
 
-    def _logprobs(self, txn: Any, rows: Sequence[SampleRecord]) -> tuple[bytes, list[LossWeights], list[bool]]:
-        """With floors where there are any, and the weights in the loss that follow them; an empty list if all are 1.
-        And which have floors; an empty list if none has."""
+    def _logprobs(self, txn: Any, rows: Sequence[SampleRecord]) -> tuple[bytes, list[bool]]:
+        """With floors where there are any, and which have them; an empty list if none has."""
         entries = [
             training.unpack(self._entry(txn, sample), record.length, f"sample {sample}") for sample, record in rows
         ]
+        floored = [bool(entry.floors) for entry in entries]
         parts = [part for entry in entries for part in (entry.logprobs, entry.floors)]
-        weights, floored = [entry.weights for entry in entries], [bool(entry.floors) for entry in entries]
-        some = any(found != ONES for found in weights)
-        return b"".join(parts), weights if some else [], floored if any(floored) else []
+        return b"".join(parts), floored if any(floored) else []
 
     def _entry(self, txn: Any, sample: messages.SampleId) -> Any:
-        """What the store has of the sample until its step is in a checkpoint: log-probs and loss weights."""
+        """What the store has of the sample until its step is in a checkpoint: log-probs."""
         value = txn.get(records.journal_key(sample), db=self._tables["logprobs"])
         if value is None:
             if not is_training(sample.step):
@@ -210,21 +207,13 @@ def _infos(rows: Sequence[SampleRecord]) -> list[messages.SampleInfo]:
 
 def _samples(
     infos: list[messages.SampleInfo],
-    weights: Sequence[LossWeights] = (),
     parts: Sequence[ScoreParts] = (),
     floored: Sequence[bool] = (),
 ) -> messages.Samples:
     numbers, rewards = [found.numbers for found in parts], [list(found.token_rewards) for found in parts]
     return messages.Samples(
         samples=infos,
-        weights=[found.sample for found in weights],
-        weighted=[bool(found.tokens) for found in weights],
         parts=numbers if any(numbers) else [],
         token_rewards=rewards if any(rewards) else [],
         floored=list(floored),
     )
-
-
-def _token_weights(weights: Sequence[LossWeights]) -> list[bytes]:
-    """The array of token weights, where there are weights."""
-    return [b"".join([found.tokens for found in weights])] if weights else []

@@ -17,9 +17,9 @@ import numpy as np
 from rhymed.core import messages
 from rhymed.core.errors import RunMismatch, UnknownSample
 from rhymed.core.steps import evaluated_version, is_evaluation
-from rhymed_store.codec import frames, records, scoreparts, training
+from rhymed_store.codec import frames, records, scoreparts
 from rhymed_store.database import partials
-from rhymed_store.database.prepare import HEADER_BYTES, NewRow, check_partials, check_row, cut, cut_weights
+from rhymed_store.database.prepare import HEADER_BYTES, NewRow, check_partials, check_row, cut
 from rhymed_store.database.sessions import SessionWrites
 from rhymed_store.database.transactions import Batch, Database
 
@@ -165,24 +165,18 @@ class Writes:
         with batch.txn.cursor(self._tables["partials"]) as cursor:
             partials.remove(cursor, records.journal_key(sample))
 
-    def put_scores(self, batch: Batch, message: messages.PutScores, weights: bytes = b"") -> None:
-        """`weights`: of tokens, as in the message."""
-        updates, size = [], 0  # of what needs room
-        for score, part in zip(message.scores, cut_weights(message, weights), strict=True):
+    def put_scores(self, batch: Batch, message: messages.PutScores) -> None:
+        updates = []
+        for score in message.scores:
             reward = records.check_reward(score.reward, score.id)
             record = self._record(batch.txn, score.id)
-            wanted = training.check(score.weight, part, record.length, f"sample {score.id}")
-            entry = self._reweighted(batch.txn, score.id, record, wanted)
             parts = scoreparts.pack(records.sample_key(score.id), score, record.length)
-            updates.append((score.id, record, reward, entry, parts))
-            size += len(entry) * (wanted != training.ONES) + len(parts) * (len(parts) > SMALL)
-        if size:
+            updates.append((score.id, record, reward, parts))
+        if size := sum(len(parts) for *_, parts in updates if len(parts) > SMALL):
             self._database.claim_space(batch, size)
-        for sample, record, reward, entry, parts in updates:
+        for sample, record, reward, parts in updates:
             if record.state != "trained":
                 self._put_parts(batch.txn, sample, parts)
-                if entry:
-                    batch.txn.put(records.journal_key(sample), entry, db=self._tables["logprobs"])
                 self._update(batch.txn, sample, record.scored(reward))
 
     def _put_parts(self, txn: Any, sample: messages.SampleId, parts: bytes) -> None:
@@ -192,17 +186,6 @@ class Writes:
             txn.put(key, parts, db=table)
         else:
             txn.delete(key, db=table)
-
-    def _reweighted(
-        self, txn: Any, sample: messages.SampleId, record: records.Record, weights: training.LossWeights
-    ) -> bytes:
-        """The log-probs with these weights in place of earlier ones; empty: they stay as they are, or there are none,
-        as of what is never trained."""
-        value = txn.get(records.journal_key(sample), db=self._tables["logprobs"])
-        if value is None or (weights == training.ONES and record.state != "scored"):
-            return b""
-        before = training.unpack(value, record.length, f"sample {sample}")
-        return training.pack(before._replace(weights=weights)) if before.weights != weights else b""
 
     def mark(self, batch: Batch, message: messages.MarkSamples) -> None:
         txn, state = batch.txn, message.state

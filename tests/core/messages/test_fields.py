@@ -136,7 +136,7 @@ def test_an_amount_is_finite_and_not_negative(kind: Any, path: tuple[Any, ...], 
 def test_which_floats_may_be_anything() -> None:
     """Rewards and metrics are checked where they are used, because a NaN of theirs is a finding."""
     free = {field.id for field in FLOATS if field.values[2] is float}
-    rewards = {"Score-reward", "Score-parts.value", "Score-weight", "SampleInfo-reward", "Samples-weights.0"}
+    rewards = {"Score-reward", "Score-parts.value", "SampleInfo-reward"}
     rewards |= {"SampleInfo-earned", "Answer-reward", "Samples-parts.0.value", "Score-metrics.value"}
     rewards |= {"SampleInfo-turn_rewards.0", "Score-token_rewards.0.1", "Samples-token_rewards.0.0.1"}
     metrics = {"Heartbeat-stats.value", "WorkerRow-stats.value", "TrainStep-metrics.value", "Trained-metrics.value"}

@@ -111,7 +111,7 @@ def _parts(a: Around) -> Foul:
 def _scores(a: Around) -> list[Score]:
     rewards = (None, 7.0, float("nan"), float("inf"), -1e300)
     reward = rewards[a.how % len(rewards)]
-    return [Score(id=id, reward=reward, error="foul" if reward is None else None, weight=1.0) for id in a.ids]
+    return [Score(id=id, reward=reward, error="foul" if reward is None else None) for id in a.ids]
 
 
 def _join(a: Around) -> Foul:

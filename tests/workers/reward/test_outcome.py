@@ -1,5 +1,3 @@
-from array import array
-
 from rhymed.core.config import Scorer
 from rhymed_workers.reward.outcome import Outcome, combine
 from rhymed_workers.reward.scorers.result import Verdict
@@ -34,32 +32,6 @@ def test_of_several_scorers_every_part_is_kept_and_of_an_error_that_is_0_none_bu
     failed = combine(SCORERS, [Verdict(label="math", reward=1.0), Verdict(label="format", error="no")])
     assert failed.kept(labels, 0.0) == {"math": 0.0, "format": 0.0, "rate": 0.0}
     assert combine(SCORERS[:1], [Verdict(label="math", error="no")]).kept(labels[:1], 0.0) == {}
-
-
-def floats(*numbers: float) -> bytes:
-    return array("f", numbers).tobytes()
-
-
-def test_loss_weights_multiply() -> None:
-    verdicts = [
-        Verdict(label="math", reward=1.0, weight=0.5, token_weights=floats(1, 0.5, 2)),
-        Verdict(label="format", reward=1.0, weight=0.5),
-        Verdict(label="rate", reward=0.0, token_weights=floats(0, 0.5, 3)),
-    ]
-    outcome = combine(SCORERS, verdicts)
-    assert (outcome.weight, outcome.token_weights) == (0.25, floats(0, 0.25, 6))
-
-
-def test_a_product_of_loss_weights_that_is_none_is_an_error() -> None:
-    large = Verdict(label="math", reward=1.0, token_weights=floats(1e30))
-    outcome = combine(SCORERS, [large, Verdict(label="format", reward=1.0, token_weights=floats(1e30))])
-    assert outcome.reward is None
-    assert "loss weights is too large" in str(outcome.error)
-    forged = Verdict(label="math", reward=1.0, token_weights=floats(float("nan")))
-    assert combine(SCORERS, [forged]).error
-    assert combine(SCORERS, [Verdict(label="math", reward=1.0, weight=1e39)]).error
-    both = Verdict(label="math", reward=1.0, weight=1e20, token_weights=floats(1.0, 1e20))
-    assert combine(SCORERS, [both]).error, "the trainer multiplies them"
 
 
 def test_a_scorer_that_does_not_apply_has_no_part() -> None:

@@ -48,9 +48,6 @@ def score(solution_str, ground_truth):
         raise ValueError("unlucky")
     if solution_str.startswith("99"):
         time.sleep(60)
-    if solution_str.startswith("7"):
-        weights = [float(token != "8") for token in solution_str.split()]
-        return {"score": 1.0, "weight": 0.5, "token_weights": weights}
     if solution_str.startswith("8"):
         return {"token_rewards": [0.5 ** (place + 1) for place in range(len(solution_str.split()))]}
     return float(solution_str == ground_truth)
@@ -209,27 +206,6 @@ async def test_judged_samples_are_stored_and_reported(
         assert len(server.bodies) == 2
     assert [broker.scores[id].reward for id in ids] == [0.7] * 3
     assert await rewards(where, *ids) == [0.7] * 3
-
-
-async def test_loss_weights_are_stored_and_not_reported(
-    make: Callable[..., Config], where: RunLayout, broker: FakeBroker
-) -> None:
-    ids = await put(where, "7 8 9", "1 2 3", "7 " + "8 " * 400_000)  # longer than an answer without weights
-    async with RewardWorker(make(), where, "reward-0").running():
-        await until(lambda: broker.joins)
-        await broker.rate(*ids)
-        await until(lambda: len(broker.scores) == 3)
-    client = StoreClient(where.store, "reader")
-    weighted, plain, long = await client.get_samples(ids, logprobs=True)
-    client.close()
-    assert (weighted.weight, plain.weight, long.weight) == (0.5, 1.0, 0.5)
-    assert weighted.token_weights is not None
-    assert long.token_weights is not None
-    assert weighted.token_weights.tolist() == [1.0, 0.0, 1.0]
-    assert long.token_weights.sum() == 1
-    assert plain.token_weights is None
-    assert [broker.scores[id].reward for id in ids] == [1.0, 1.0, 1.0]
-    assert {score.weight for score in broker.scores.values()} == {1.0}
 
 
 async def test_rewards_of_tokens_are_stored_and_not_reported(
@@ -474,11 +450,11 @@ async def test_of_a_group_whose_sample_is_gone_when_its_rewards_are_stored_the_o
             raise UnknownSample(f"{gone}")
         return await read(self, asked, **how)
 
-    async def refuse(self: StoreClient, scores: Sequence[Score], *others: Any) -> None:
+    async def refuse(self: StoreClient, scores: Sequence[Score]) -> None:
         if any(score.id == gone for score in scores):
             refused.append(True)
             raise UnknownSample(f"{gone}")
-        await put_scores(self, scores, *others)
+        await put_scores(self, scores)
 
     monkeypatch.setattr(StoreClient, "get_samples", get_samples)
     monkeypatch.setattr(StoreClient, "put_scores", refuse)

@@ -113,14 +113,13 @@ def test_a_step_is_that_of_samples_with_the_tokens_cut_out(
 
 
 def odd(given: Sequence[StoredSample], value: float) -> list[StoredSample]:
-    """With this as the engine's log-prob and the loss weight of every token of an environment; others weigh 1."""
+    """With this as the engine's log-prob of every token of an environment."""
     found = []
     for sample in given:
         mask = written(sample.info)
         assert sample.logprobs is not None
         logprobs = np.where(mask, sample.logprobs, value).astype(np.float32)
-        weights = np.where(mask, 1.0, value).astype(np.float32)
-        found.append(dataclasses.replace(sample, logprobs=logprobs, token_weights=weights))
+        found.append(dataclasses.replace(sample, logprobs=logprobs))
     return found
 
 

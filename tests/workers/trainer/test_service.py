@@ -182,22 +182,20 @@ async def test_a_step_is_trained_published_reported_and_checkpointed(
     await broker.hear(messages.Leave)
 
 
-async def test_loss_weights_come_from_the_store_and_the_runs_steps_from_the_broker(
+async def test_the_runs_steps_come_from_the_broker(
     config: Config, where: RunLayout, broker: Broker, put: Any
 ) -> None:
     trainer = config.trainer.model_copy(update={"schedule": "linear"})
     async with TrainerService(config.model_copy(update={"trainer": trainer}), where).running():
         ids = await put(0)
         client = StoreClient(where.store, "reward")
-        await client.put_scores([messages.Score(id=id, reward=float(id.index), weight=0.25) for id in ids])
+        await client.put_scores([messages.Score(id=id, reward=float(id.index)) for id in ids])
         client.close()
         await broker.ask(messages.TrainStep(step=0, samples=ids, steps=4))
-        weighted = (await broker.hear(messages.Trained, step=0)).metrics
+        first = (await broker.hear(messages.Trained, step=0)).metrics
         await broker.ask(messages.TrainStep(step=1, samples=await put(1), steps=4))
-        plain = (await broker.hear(messages.Trained, step=1)).metrics
-    assert weighted["actor/loss_weight"] == 0.25
-    assert "actor/loss_weight" not in plain
-    assert (weighted["actor/lr"], plain["actor/lr"]) == (1e-3, pytest.approx(0.75e-3))
+        second = (await broker.hear(messages.Trained, step=1)).metrics
+    assert (first["actor/lr"], second["actor/lr"]) == (1e-3, pytest.approx(0.75e-3))
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=4)])

@@ -134,7 +134,7 @@ def test_rewards_count_from_the_token_that_earned_them(gamma: float, lam: float 
         found_N = advantages(rewards_B, torch.zeros_like(lengths_B), lengths_B, recipe, earned_N=earned_N)
     else:
         recipe, ones_N = expand("ppo", {**changes, "gae_lambda": lam, "kl_coef": 0.0}), torch.ones(len(values_N))
-        found_N, _ = critic.advantages(values_N, ones_N, rewards_B, lengths_B, recipe, ones_N, earned_N=earned_N)
+        found_N, _ = critic.advantages(values_N, ones_N, rewards_B, lengths_B, recipe, earned_N=earned_N)
     expected = list[float]()
     start = 0
     for one in given:

@@ -1,14 +1,11 @@
 """The result of scoring a sample: each scorer's verdict, and the one reward or error that they combine to.
 
 The reward is the weighted sum of the parts. A scorer that does not apply to a sample adds nothing; one scorer's error
-is the sample's error. Weights in the loss multiply: those of the sample, and those of each token. Pure; knows no
-process and no user code. What a scorer wrote is printable from here on.
+is the sample's error. Pure; knows no process and no user code. What a scorer wrote is printable from here on.
 """
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -56,15 +53,9 @@ def combine(scorers: Sequence[Scorer], verdicts: Sequence[Verdict]) -> Outcome:
     reward = sum(scorer.weight * parts[scorer.label] for scorer in scorers if scorer.label in parts)
     if not abs(reward) <= LARGEST:
         return Outcome(error=f"the weighted sum of {parts} is {reward:g}: {TOO_LARGE}", parts=parts)
-    weight = math.prod(verdict.weight for verdict in verdicts)
-    token_weights = _product([verdict.token_weights for verdict in verdicts if verdict.token_weights])
-    if not _are_weights(array("f", [weight, *token_weights, weight * max(token_weights, default=1.0)])):
-        return Outcome(error="the product of the scorers' loss weights is too large or no weight", parts=parts)
     return Outcome(
         reward=reward,
         timeout=any(verdict.timeout for verdict in verdicts),
-        weight=weight,
-        token_weights=token_weights.tobytes(),
         token_rewards=_earned(scorers, verdicts),
         seconds=seconds,
         parts=parts,
@@ -82,16 +73,3 @@ def _earned(scorers: Sequence[Scorer], verdicts: Sequence[Verdict]) -> list[Toke
         for position, reward in verdict.token_rewards:
             sums[position] = sums.get(position, 0.0) + weights[verdict.label] * reward
     return [(position, reward) for position, reward in sorted(sums.items()) if reward]
-
-
-def _product(parts: Sequence[bytes]) -> array[float]:
-    """Of token weights of one response, token by token."""
-    product = array("f")
-    for part in parts:
-        other = array("f", part)
-        product = array("f", [a * b for a, b in zip(product, other, strict=True)]) if product else other
-    return product
-
-
-def _are_weights(weights: Sequence[float]) -> bool:
-    return all(math.isfinite(weight) and weight >= 0 for weight in weights)

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 START_S = 120.0  # to import its scorers, on a loaded machine
 MAX_STARTS = 3  # failed starts in a row after which the scorer is at fault
 RESTART_S = 1.0
-TOKEN_BYTES = 5  # of an answer, for each byte of a sample's tokens: their weights, 4 per token, and rewards, 15
+TOKEN_BYTES = 4  # of an answer, for each byte of a sample's tokens: the reward of each takes 15
 BUSY = 0.25  # share of the second half of the time limit that a process worked: with less, the machine is at fault
 
 
@@ -123,8 +123,6 @@ class ScoringProcess(Jailed):
                 if answer.number != work.number or len(answer.verdicts) != count:
                     raise ProcessEnded("an answer that it was not asked for")
                 for verdict, item in zip(answer.verdicts, work.items, strict=True):
-                    if len(verdict.token_weights) not in (0, len(item.tokens)):
-                        raise ProcessEnded("weights of other tokens")
                     if any(position >= max(1, len(item.tokens) // 4) for position, _ in verdict.token_rewards):
                         raise ProcessEnded("rewards of other tokens")
                 self.defect = answer.defect

@@ -200,7 +200,7 @@ class Scoring(Work):
         )
 
     async def _put(self, units: Sequence[Outcomes]) -> list[messages.Score]:
-        """Store rewards and loss weights; returns what to report. A sample that the store does not have gets none,
+        """Store rewards; returns what to report. A sample that the store does not have gets none,
         and others of its unit are given back."""
         outcomes = {id: outcome for unit in units for id, outcome in unit.items()}
         scores = [self._score_of(id, outcome) for id, outcome in outcomes.items()]
@@ -209,7 +209,6 @@ class Scoring(Work):
             messages.Score(
                 id=score.id,
                 reward=score.reward,
-                weight=outcome.weight,
                 parts=outcome.kept(labels, score.reward),
                 notes=outcome.notes,
                 token_rewards=outcome.token_rewards,
@@ -219,9 +218,8 @@ class Scoring(Work):
         ]
         if not rewards:
             return scores
-        weights = {score.id: weights for score in rewards if (weights := outcomes[score.id].token_weights)}
         try:
-            await retry(lambda: self.store.put_scores(rewards, weights), "storing rewards")
+            await retry(lambda: self.store.put_scores(rewards), "storing rewards")
         except UnknownSample as error:
             if len(units) > 1:
                 return [stored for unit in units for stored in await self._put([unit])]

@@ -26,7 +26,7 @@ from rhymed_workers.sandbox.usercode import too_many
 EXIT_STATUS_S = 1.0
 JAIL_END_S = 8.0  # for the jail to end all that it holds
 KILL_S = 10.0  # for the kernel to end a killed process
-MAX_FRAME = 1 << 20  # bytes of an answer, without weights and rewards of tokens
+MAX_FRAME = 1 << 20  # bytes of an answer, without rewards of tokens
 REPORT_BYTES = 1 << 12
 JAIL_OPTIONS: dict[str, bool] = {}  # fields of rhymed_workers.sandbox.jail.Spec: what is not to be tried
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # there is a process for every core already

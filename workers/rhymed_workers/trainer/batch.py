@@ -44,7 +44,7 @@ class Batch:
     lengths_B: Tensor
     sample_N: Tensor  # number of the token's sample
     advantages_N: Tensor
-    weights_N: Tensor  # of the aggregation, times those of the rewards
+    weights_N: Tensor  # of the aggregation
     means_N: Tensor  # of a mean over the tokens of each optimizer step
     engine_N: Tensor
     old_N: Tensor | None  # the trainer's before the first update; None: there is only one update
@@ -52,7 +52,6 @@ class Batch:
     targets: critic.Targets | None  # of the critic
     penalty: float | None  # mean that overlong responses lose; None: it is off
     kl: float | None  # mean over tokens of the KL in the reward
-    loss_weight: float | None  # mean over tokens of the rewards' loss weights; None: all are 1
 
     def to(self, device: torch.device) -> Batch:
         """With all tensors there; micro-batches are moved by the policy."""
@@ -65,7 +64,6 @@ class Batch:
         """Those that are on, by name."""
         found = {
             "reward/overlong_penalty": self.penalty,
-            "actor/loss_weight": self.loss_weight,
             "actor/kl": self.kl,
         }
         return {name: value for name, value in found.items() if value is not None}
@@ -115,7 +113,6 @@ def assemble(
     every = _flat(updates_of(kept_B)) if recipe.old_first or recipe.critic else []
     old_N, kl_N = _kl_first(policy, reference, every, total, recipe)
     rewards_B, penalty = _rewards(samples, recipe, longest)
-    own_N, loss_weight = loss_weights(samples)
     placed = token_rewards(samples)
     earned_N = None if placed is None else torch.from_numpy(placed)
     means_N = _weights(lengths_B, kept_B, parts, "token-mean", longest)
@@ -133,12 +130,10 @@ def assemble(
         )
     else:
         values_N = values(every, total)
-        advantages_N, targets = critic.advantages(
-            values_N, means_N, rewards_B, lengths_B, recipe, own_N, kl_N, earned_N
-        )
+        advantages_N, targets = critic.advantages(values_N, means_N, rewards_B, lengths_B, recipe, kl_N, earned_N)
     signal_B = dense | recipe.dense | _any(advantages_N != 0, lengths_B)
     whole = recipe.whole_sequences(updates=len(parts))
-    updates = updates_of(kept_B & signal_B & _any(own_N > 0, lengths_B), whole=whole)
+    updates = updates_of(kept_B & signal_B, whole=whole)
     if old_N is None and len(parts) > 1:
         old_N = policy(_flat(updates), total)
     return Batch(
@@ -146,7 +141,7 @@ def assemble(
         lengths_B,
         torch.arange(len(samples)).repeat_interleave(lengths_B),
         advantages_N,
-        _weights(lengths_B, kept_B, parts, recipe.aggregation, longest) * own_N,
+        _weights(lengths_B, kept_B, parts, recipe.aggregation, longest),
         means_N,
         engine_logprobs(samples),
         old_N,
@@ -154,7 +149,6 @@ def assemble(
         targets,
         penalty,
         None if kl_N is None else float(kl_N.sum()) / max(1, int(lengths_B[kept_B].sum())),
-        loss_weight,
     )
 
 
@@ -177,23 +171,6 @@ def _reference_in_loss(
     if reference is None or not recipe.kl_coef or recipe.kl_in != "loss":
         return None
     return reference(_flat(updates), total)
-
-
-def loss_weights(samples: Sequence[StoredSample]) -> tuple[Tensor, float | None]:
-    """(N,) a token's weight times its sample's, as the rewards gave them, and their mean, None if they gave none.
-
-    They multiply the token's loss, KL term included. They change neither advantages nor what the loss is divided by.
-    """
-    if all(sample.weight == 1 and sample.token_weights is None for sample in samples):
-        return torch.ones(sum(sample.info.learned for sample in samples)), None
-    ones = np.ones(max(sample.info.length for sample in samples), np.float32)
-    given = [
-        learned(sample.info, ones[: sample.info.length] if sample.token_weights is None else sample.token_weights)
-        * np.float32(sample.weight)
-        for sample in samples
-    ]
-    own_N = torch.from_numpy(np.concatenate(given))
-    return own_N, float(own_N.mean())
 
 
 def _updates(

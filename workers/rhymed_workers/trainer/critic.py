@@ -235,17 +235,16 @@ def advantages(
     rewards_B: Tensor,
     lengths_B: Tensor,
     recipe: Recipe,
-    own_N: Tensor,
     kl_N: Tensor | None = None,
     earned_N: Tensor | None = None,
 ) -> tuple[Tensor, Targets]:
     """(N,) float32 advantages of all response tokens, and the targets.
 
     `means_N`: weights that make each mini-batch's value loss a mean over its tokens; 0 for tokens that are left out,
-    also of the whitening. `own_N`: loss weights from the rewards. `kl_N`: KL of each token, for one in the reward.
+    also of the whitening. `kl_N`: KL of each token, for one in the reward.
     `earned_N`: what single tokens earned of the rewards.
     """
     rewards_N = gae.token_rewards(rewards_B, lengths_B, kl_N, recipe.kl_coef, earned_N)
     found = gae.estimate(rewards_N, values_N, lengths_B, gamma=recipe.gamma, lam=recipe.gae_lambda)
     advantages_N = gae.whiten(found.advantages_N, means_N > 0) if recipe.whiten else found.advantages_N
-    return advantages_N.float(), Targets(values_N, found.returns_N.float(), means_N * own_N)
+    return advantages_N.float(), Targets(values_N, found.returns_N.float(), means_N)

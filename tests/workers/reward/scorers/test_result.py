@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,6 @@ def result(value: Any) -> Verdict | None:
     return read(value, "score", TOKENS, TURN_ENDS, optional=False)
 
 
-def floats(*numbers: float) -> bytes:
-    return array("f", numbers).tobytes()
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -36,11 +31,6 @@ def floats(*numbers: float) -> bytes:
             {"score": 0, **{f"{at:02}": at for at in range(40)}},
             Verdict(0, named={f"{at:02}": at for at in range(32)}),
         ),
-        ({"reward": 0.5, "weight": 2}, Verdict(0.5, 2.0)),
-        ({"reward": 0.5, "weight": None, "token_weights": None}, Verdict(0.5)),
-        ({"score": 0.5, "weight": np.float32(0.25)}, Verdict(0.5, 0.25)),
-        ({"reward": 0, "token_weights": [1, 0.5, 0]}, Verdict(0.0, 1.0, floats(1, 0.5, 0))),
-        ({"reward": 0, "token_weights": np.array([1.0, 0.5, 0.0])}, Verdict(0.0, 1.0, floats(1, 0.5, 0))),
         (
             {"turn_rewards": [0.5, 0.25]},
             Verdict(
@@ -85,23 +75,13 @@ def floats(*numbers: float) -> bytes:
         ({"score": 1, "turn_rewards": None, "token_rewards": None}, Verdict(1.0)),
     ],
 )
-def test_a_number_or_a_dict_with_weights(value: Any, expected: Verdict) -> None:
+def test_a_number_or_a_dict(value: Any, expected: Verdict) -> None:
     assert result(value) == expected
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"weight": 1.0}, "without 'score' or 'reward'; its keys: weight"),
-        ({"reward": 1, "weight": -0.1}, r"weight = -0\.1: a weight must be finite \(in 32 bits\) and not negative"),
-        ({"reward": 1, "weight": 1e39}, r"weight = 1e\+39: a weight must be finite \(in 32 bits\)"),
-        ({"reward": 1, "weight": float("nan")}, "weight = nan"),
-        ({"reward": 1, "weight": "1"}, r"weight = '1' \(str\) instead of a number"),
-        ({"reward": 1, "token_weights": 1.0}, r"token_weights = 1\.0 instead of a list"),
-        ({"reward": 1, "token_weights": "abc"}, "token_weights = 'abc' instead of a list"),
-        ({"reward": 1, "token_weights": [1, 1]}, "2 token_weights for 3 response tokens: return one for each"),
-        ({"reward": 1, "token_weights": [1, -1, 1]}, r"token_weights\[1\] = -1: a weight must be finite"),
-        ({"reward": 1, "token_weights": [1, 1, 1e300]}, r"token_weights\[2\] = 1e\+300: .* 32 bits"),
         ({"turn_rewards": [1]}, "1 turn_rewards for 2 turns: return one for each"),
         ({"token_rewards": [1, 2]}, "2 token_rewards for 3 response tokens"),
         ({"turn_rewards": 1.0}, r"turn_rewards = 1\.0 instead of a list of numbers"),
@@ -109,16 +89,15 @@ def test_a_number_or_a_dict_with_weights(value: Any, expected: Verdict) -> None:
         ({"turn_rewards": [1, math.nan]}, r"turn_rewards\[1\] = nan, which is no number"),
         ({"token_rewards": [1, 1e13, 1]}, r"token_rewards\[1\] = 1e\+13, .* too large"),
         ({"score": 1, "turn_rewards": [0.5, 0.25]}, "score = 1 and rewards .* sum 0.75: .*, so leave score out"),
-        ({"reward": 1, "token_weights": [1, None, 1]}, r"token_weights\[1\] = None \(NoneType\) instead of a number"),
     ],
 )
-def test_what_is_no_weight_is_an_error_that_tells_what_came(value: Any, message: str) -> None:
+def test_what_is_no_reward_is_an_error_that_tells_what_came(value: Any, message: str) -> None:
     with pytest.raises(RewardError, match=f"score returned .*{message}"):
         result(value)
 
 
 def test_none_is_for_several_scorers() -> None:
-    assert read({"score": None, "weight": 0.0}, "score", TOKENS, TURN_ENDS, optional=True) is None
+    assert read({"score": None}, "score", TOKENS, TURN_ENDS, optional=True) is None
     with pytest.raises(RewardError, match="returned None"):
         result({"score": None})
 
@@ -130,21 +109,12 @@ def load(folder: Path, source: str) -> RewardFunction:
     return function
 
 
-def test_trls_form_weights_the_tokens_that_it_is_given(tmp_path: Path) -> None:
-    source = (
-        "def score(completions, completion_ids, **columns):\n"
-        "    return [{'reward': 1.0, 'weight': 0.5, 'token_weights': [float(t != 6) for t in ids]}"
-        " for ids in completion_ids]\n"
-    )
-    assert load(tmp_path, source)("4", {"prompt": "q"}, TOKENS) == Verdict(1.0, 0.5, floats(1, 0, 1))
-
-
 def test_verls_form_gets_the_tokens_if_it_names_them(tmp_path: Path) -> None:
     source = (
         "def score(solution_str, ground_truth, response_ids=None, **more):\n"
         "    assert 'response_ids' not in more\n"
-        "    return {'score': 1.0, 'token_weights': [float(t != 6) for t in response_ids]}\n"
+        "    return {'token_rewards': [float(t != 6) for t in response_ids]}\n"
     )
-    assert load(tmp_path, source)("4", {"answer": "4"}, TOKENS) == Verdict(1.0, 1.0, floats(1, 0, 1))
+    assert load(tmp_path, source)("4", {"answer": "4"}, TOKENS) == Verdict(2.0, token_rewards=[(0, 1.0), (2, 1.0)])
     source = "def score(solution_str, ground_truth, **more):\n    return float(len(more))\n"
     assert load(tmp_path, source)("4", {"answer": "4"}, TOKENS) == Verdict(2.0)  # as verl: data_source, extra_info

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,21 +145,6 @@ def test_what_the_overlong_filter_leaves_out_teaches_neither_policy_nor_critic(l
     assert equal(policy(made[0]), policy(made[1]))
     assert equal(values(made[0]), values(made[1]))
     assert found["critic/return_mean"] < 10
-
-
-def test_loss_weights_of_rewards_count_for_the_critic_as_well(learner: Make) -> None:
-    """A sample of weight 0 teaches neither model; it still counts in the whitening and in the mean."""
-    given = samples(0)
-    light = [dataclasses.replace(sample, weight=float(sample.info.id.index > 0)) for sample in given]
-    odd = [
-        dataclasses.replace(sample, tokens=sample.tokens ^ 1) if sample.weight == 0 else sample for sample in light
-    ]
-    one, other, plain = learner(kl_coef=0), learner(kl_coef=0), learner(kl_coef=0)
-    for made, trained in ((one, light), (other, odd), (plain, given)):
-        made.train(trained)
-    assert equal(values(one), values(other))
-    assert equal(policy(one), policy(other))
-    assert not equal(values(one), values(plain))
 
 
 def test_the_critic_is_full_where_the_policy_has_adapters(learner: Make, tmp_path: Path) -> None:

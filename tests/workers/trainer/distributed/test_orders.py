@@ -19,18 +19,16 @@ def test_an_order_arrives_as_it_was_given(order: orders.Order) -> None:
 
 def test_samples_arrive_with_all_that_a_loss_reads() -> None:
     first, second, *_ = samples(0)
-    weighted = dataclasses.replace(
+    full = dataclasses.replace(
         first,
-        weight=0.5,
-        token_weights=np.ones(first.info.length, np.float32),
         row={"a": 1},
         parts={"math": 1.0},
         token_rewards=[(2, 0.5)],
         floors=np.full(first.info.length, -np.inf, np.float32),
     )
     bare = StoredSample(second.info, second.tokens, token_rewards=[])
-    found = orders.unpack(orders.pack([weighted, bare]))
-    for mine, other in zip(found, [weighted, bare], strict=True):
+    found = orders.unpack(orders.pack([full, bare]))
+    for mine, other in zip(found, [full, bare], strict=True):
         for field in dataclasses.fields(StoredSample):
             one, two = getattr(mine, field.name), getattr(other, field.name)
             assert type(one) is type(two), field.name

@@ -107,7 +107,7 @@ def replaced(given: list[StoredSample], number: int, **fields: Any) -> list[Stor
     return [dataclasses.replace(one, **fields) if at == number else one for at, one in enumerate(given)]
 
 
-@pytest.mark.parametrize("how", ["tokens", "logprobs", "reward", "weight", "missing", "group missing", "unscored"])
+@pytest.mark.parametrize("how", ["tokens", "logprobs", "reward", "missing", "group missing", "unscored"])
 def test_a_group_that_is_another_one_in_the_step_is_computed_anew(learner: Make, how: str) -> None:
     given = samples(0)
     one = given[GROUP + 1]
@@ -116,7 +116,6 @@ def test_a_group_that_is_another_one_in_the_step_is_computed_anew(learner: Make,
         "tokens": lambda: replaced(given, GROUP + 1, tokens=one.tokens[::-1] + 1),
         "logprobs": lambda: replaced(given, GROUP + 1, logprobs=one.logprobs - 0.5),  # type: ignore[operator]
         "reward": lambda: [changed(one, reward=9.0) if one is given[GROUP + 1] else one for one in given],
-        "weight": lambda: replaced(given, GROUP + 1, weight=0.5),
         "missing": lambda: given[: GROUP + 1] + given[GROUP + 2 :],
         "group missing": lambda: given[:GROUP] + given[2 * GROUP :],
         "unscored": lambda: [changed(one, reward=None) if one is given[GROUP + 1] else one for one in given],
@@ -187,11 +186,8 @@ def test_an_interrupted_group_leaves_nothing_behind(learner: Make) -> None:
 
 
 def test_a_gradient_that_is_not_finite_skips_the_update(learner: Make) -> None:
-    trained = learner(overlap=True)
-    before, spoilt = weights(trained), samples(0)
-    bad = spoilt[0]
-    assert bad.logprobs is not None
-    spoilt = replaced(spoilt, 0, weight=float("inf"))
+    trained = learner(overlap=True, advantage_scale="none")
+    before, spoilt = weights(trained), rewarded(samples(0), lambda info: 1e38 if info.id.index else -1e38)
     trained.begin(0, spoilt[:GROUP])
     assert trained.train(spoilt)["actor/skipped_updates"] == 1
     assert equal(before, weights(trained))
@@ -213,21 +209,18 @@ def test_a_step_may_be_large(tiny_model: Path, aggregation: str) -> None:
     assert float((found[0] - found[1]).norm() / found[0].norm()) < 1e-5
 
 
-def test_samples_in_turns_and_weights_of_rewards_are_those_of_the_whole_step(learner: Make) -> None:
+def test_samples_in_turns_are_those_of_the_whole_step(learner: Make) -> None:
     def turned(sample: StoredSample) -> StoredSample:
         length = sample.info.length
         own = (length - 2, 2) if length > 3 else (length,)
         return changed(sample, turns=list(own)) if len(own) > 1 else sample
 
     given = [turned(sample) for sample in samples(0)]
-    given = [dataclasses.replace(sample, weight=0.5) if sample.info.id.index == 1 else sample for sample in given]
-    given[:GROUP] = [dataclasses.replace(sample, weight=1.0) for sample in given[:GROUP]]
     whole, parts = learner(), learner(overlap=True)
     first, second = gradients(whole), gradients(parts)
     expected = untimed(whole.train(given))
     early(parts, 0, given, 1)
     found = untimed(parts.train(given))
-    assert 0.8 < expected["actor/loss_weight"] < 1
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-4, abs=1e-7), name
     torch.testing.assert_close(first[0], second[0], rtol=1e-4, atol=1e-5 * float(first[0].abs().max()))

@@ -1,17 +1,15 @@
-"""What a scorer returns, checked: a finite reward, and weights of the sample or of its tokens in the loss.
+"""What a scorer returns, checked: a finite reward, and what turns or tokens earned of it.
 
 A scorer returns a number, or a dict with it as `score` (verl's name) or `reward`. The dict may have `turn_rewards`,
-one number per turn of the policy, and `token_rewards`, one per response token: the reward is their sum. It may have
-`weight`, one number, and `token_weights`, one per response token. Weights are finite and not negative. Finite numbers
-under other keys are parts of the reward, to be shown; what else lies there is left out. Whatever else comes raises
-`RewardError` that quotes it, and never becomes a zero. Knows no scorers.
+one number per turn of the policy, and `token_rewards`, one per response token: the reward is their sum. Finite
+numbers under other keys are parts of the reward, to be shown; what else lies there is left out. Whatever else comes
+raises `RewardError` that quotes it, and never becomes a zero. Knows no scorers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +23,6 @@ from rhymed.core.text import short
 LARGEST = 1e12  # of a reward, up or down
 TOO_LARGE = f"too large: a reward is at most {LARGEST:g}, up or down, so that its square fits a number of 32 bits"
 REWARDS = ("score", "reward")
-WEIGHTS = ("weight", "token_weights")
 EARNED = ("turn_rewards", "token_rewards")
 TOLERANCE = 1e-6  # relative, of a reward next to those of turns or tokens
 MOST_PARTS = 32  # that one function names
@@ -47,8 +44,6 @@ class Result(Worded, msgspec.Struct, frozen=True):
     """What a sample got, from one scorer (`Verdict`) or from all (`rhymed_workers.reward.outcome.Outcome`)."""
 
     reward: float | None = None
-    weight: float = 1.0  # of the sample in the loss
-    token_weights: bytes = b""  # in the loss: float32, one per response token; empty: all 1
     token_rewards: list[TokenReward] = []  # where parts of the reward were earned, as in `Score`
     named: dict[Word, float] = {}  # parts of a scorer's reward that it names; they only inform
     notes: dict[Word, Report] = {}  # texts of the sample, by the scorer's names
@@ -81,11 +76,8 @@ def read(value: Any, name: str, tokens: Sequence[int], turn_ends: Sequence[int],
     if reward is None and optional:
         return None
     number = finite(reward, name)
-    weight, of_tokens = given.get("weight"), given.get("token_weights")
     return Verdict(
         number,
-        1.0 if weight is None else _weight(weight, name),
-        b"" if of_tokens is None else _token_weights(of_tokens, name, len(tokens)),
         [] if list(earned) == list(turn_ends[-1:]) else list(earned.items()),
         _named({**given, **{str(each): found for each, found in extras.items()}}),
         {each: text for each, found in extras.items() if (text := _note(found))},
@@ -137,7 +129,7 @@ def _named(result: dict[Any, Any]) -> dict[str, float]:
     """The first `MOST_PARTS` finite numbers under names of their own."""
     found: dict[str, float] = {}
     for name, value in result.items():
-        if name in (*REWARDS, *WEIGHTS, *EARNED) or not isinstance(name, str) or len(found) == MOST_PARTS:
+        if name in (*REWARDS, *EARNED) or not isinstance(name, str) or len(found) == MOST_PARTS:
             continue
         if (number := finite_or_none(value)) is not None:
             found[name[:LONGEST_NAME]] = number
@@ -160,14 +152,6 @@ def _number(value: Any, name: str, what: str) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # of torch: RuntimeError
         raise RewardError(f"{name} returned {what}{short(value)}, which is not a number: {error}") from None
-
-
-def _weight(value: Any, name: str) -> float:
-    weight = _number(value, name, "weight = ")
-    (short_weight,) = array("f", [weight])
-    if not (math.isfinite(short_weight) and weight >= 0):
-        raise RewardError(f"{name} returned weight = {weight}: a weight must be finite (in 32 bits) and not negative")
-    return weight
 
 
 def _earned(given: Mapping[Any, Any], name: str, tokens: int, turn_ends: Sequence[int]) -> dict[int, float]:
@@ -199,15 +183,3 @@ def _listed(values: Any, key: str, name: str, count: int, what: str) -> list[Any
     if len(listed) != count:
         raise RewardError(f"{name} returned {len(listed)} {key} for {count} {what}: return one for each")
     return listed
-
-
-def _token_weights(values: Any, name: str, count: int) -> bytes:
-    listed = _listed(values, "token_weights", name, count, "response tokens")
-    weights = array("f", [_number(value, name, f"token_weights[{at}] = ") for at, value in enumerate(listed)])
-    for at, weight in enumerate(weights):
-        if not (math.isfinite(weight) and weight >= 0):
-            raise RewardError(
-                f"{name} returned token_weights[{at}] = {short(listed[at])}: a weight must be finite (in 32 bits) and"
-                " not negative"
-            )
-    return weights.tobytes()

@@ -141,11 +141,9 @@ def _same(group: Sequence[StoredSample] | None, part: Part) -> bool:
 
 
 def _equal(one: StoredSample, other: StoredSample) -> bool:
-    arrays = ("tokens", "logprobs", "floors", "prompt_tokens", "token_weights")
+    arrays = ("tokens", "logprobs", "floors", "prompt_tokens")
     same = all(_equal_arrays(getattr(one, name), getattr(other, name)) for name in arrays)
-    return same and all(
-        getattr(one, name) == getattr(other, name) for name in ("info", "weight", "parts", "token_rewards")
-    )
+    return same and all(getattr(one, name) == getattr(other, name) for name in ("info", "parts", "token_rewards"))
 
 
 def _equal_arrays(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
@@ -153,16 +151,15 @@ def _equal_arrays(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
 
 
 def _means(parts: Sequence[Part]) -> dict[str, float]:
-    """The groups' metrics over all samples or tokens of the step. A group without loss weights has 1."""
+    """The groups' metrics over all samples or tokens of the step."""
     counts = {
         "reward/overlong_penalty": [len(part.samples) for part in parts],
-        "actor/loss_weight": [part.tokens for part in parts],
         "actor/kl": [part.kept for part in parts],
     }
     found = {}
     for name, of_parts in counts.items():
         if any(name in part.metrics for part in parts):
-            values = [part.metrics.get(name, 1.0) for part in parts]
+            values = [part.metrics.get(name, 0.0) for part in parts]
             found[name] = float(np.dot(values, of_parts)) / max(1, sum(of_parts))
     return found
 
