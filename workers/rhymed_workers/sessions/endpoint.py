@@ -1,4 +1,4 @@
-"""The endpoint of the programs of one worker, over HTTP: `/sessions/<sample>/v1/chat/completions` and its like.
+"""The endpoint of the programs of one worker, over HTTP: `/sessions/<sample>/v1/chat/completions`.
 
 Invariant: no request is answered without the token of the sample. Errors are OpenAI's objects. Large bodies are read
 and written in threads. Unauthenticated connections are few and short (rhymed.core.http), and so are those of one
@@ -17,8 +17,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import msgspec
 from aiohttp import web
@@ -28,8 +27,7 @@ from rhymed.core.http import LINGER_S, MOST_STRANGERS, Connections, Places, quie
 from rhymed.core.text import short
 from rhymed_workers.reward.scorers.result import LARGEST, TOO_LARGE
 from rhymed_workers.sessions.chat import answers
-from rhymed_workers.sessions.chat.asked import Asked, chat_asked
-from rhymed_workers.sessions.chat.responses import response, response_asked, response_events
+from rhymed_workers.sessions.chat.asked import chat_asked
 from rhymed_workers.sessions.session import Session
 
 log = logging.getLogger(__name__)
@@ -45,18 +43,6 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 Handler = Callable[[web.Request, Session], Awaitable[web.StreamResponse]]
 
 
-class Api(NamedTuple):
-    """The requests and answers of one API for a turn of the policy."""
-
-    asked: Callable[[Any], Asked]  # of a request's body
-    answer: Callable[[Asked, answers.Written, int], dict[str, Any]]
-    events: Callable[[Asked, answers.Written, int], Iterator[dict[str, Any] | None]]  # of a stream
-
-
-CHAT = Api(chat_asked, answers.completion, answers.chunks)
-RESPONSES = Api(response_asked, response, response_events)
-
-
 class Endpoint:
     """`async with Endpoint(...) as endpoint:`. `sessions`: by their names in URLs; shared with its owner."""
 
@@ -65,8 +51,7 @@ class Endpoint:
         application = web.Application(client_max_size=MOST_BYTES)
         base = "/sessions/{sample}{version:(/v1)*}"
         for method, path, handler in (
-            ("POST", "/chat/completions", partial(self._turn, CHAT)),
-            ("POST", "/responses", partial(self._turn, RESPONSES)),
+            ("POST", "/chat/completions", self._turn),
             ("POST", "/reward", self._reward),
             ("GET", "/models", self._models),
             ("GET", "/models/{model:.+}", self._models),
@@ -196,15 +181,15 @@ class Endpoint:
             raise CallRefused("this key is not that of a sample that is here", code="invalid_api_key", status=401)
         return session
 
-    async def _turn(self, api: Api, request: web.Request, session: Session) -> web.StreamResponse:
+    async def _turn(self, request: web.Request, session: Session) -> web.StreamResponse:
         arrived, raw = time.time(), await request.read()
-        asked = api.asked(await _decoded(raw))
+        asked = chat_asked(await _decoded(raw))
         call = session.call(asked, *_identity(request, raw))
         written = await session.answer(call)
         if not asked.stream:
-            return await _json(api.answer(asked, written, int(arrived)))
+            return await _json(answers.completion(asked, written, int(arrived)))
         try:
-            return await self._stream(request, api.events(asked, written, int(arrived)))
+            return await self._stream(request, answers.chunks(asked, written, int(arrived)))
         except (ConnectionError, asyncio.CancelledError):
             call.delivered = False
             raise
@@ -229,7 +214,7 @@ class Endpoint:
 
     async def _unknown(self, request: web.Request, session: Session) -> web.StreamResponse:
         raise CallRefused(
-            f"{request.method} {request.path}: there are chat/completions, responses, models and reward",
+            f"{request.method} {request.path}: there are chat/completions, models and reward",
             code="unknown_url",
             status=404,
         )

@@ -1,1 +1,1 @@
-"""Requests of programs and their answers as data: OpenAI's chat completions and Responses. Pure."""
+"""Requests of programs and their answers as data: OpenAI's chat completions. Pure."""

@@ -60,7 +60,9 @@ def chunks(asked: Asked, written: Written, created: int) -> Iterator[dict[str, A
     if asked.token_ids:
         opening["prompt_token_ids"] = list(written.prompt)
     yield opening
-    for piece in pieces(written.message.content):
+    text = written.message.content
+    for start in range(0, len(text), PIECE):
+        piece = text[start : start + PIECE]
         yield head | {"choices": [_delta({"content": piece})]}
     for place, call in enumerate(_calls(written.message)):
         yield head | {"choices": [_delta({"tool_calls": [{"index": place, **call}]})]}
@@ -91,14 +93,8 @@ def models(name: str) -> dict[str, Any]:
 
 
 def event(body: dict[str, Any] | None) -> bytes:
-    """The bytes of an event of a stream; None: of its end. If events have types, these are also their names."""
-    name = f"event: {body['type']}\n".encode() if body and "type" in body else b""
-    return name + b"data: " + (b"[DONE]" if body is None else msgspec.json.encode(body)) + b"\n\n"
-
-
-def pieces(text: str) -> Iterator[str]:
-    """The pieces of a text for a stream."""
-    return (text[start : start + PIECE] for start in range(0, len(text), PIECE))
+    """The bytes of an event of a stream; None: of its end."""
+    return b"data: " + (b"[DONE]" if body is None else msgspec.json.encode(body)) + b"\n\n"
 
 
 def _head(asked: Asked, written: Written, created: int, kind: str) -> dict[str, Any]:

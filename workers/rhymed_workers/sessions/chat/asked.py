@@ -6,8 +6,8 @@ The run decides how tokens are drawn, so what a program says about that is ignor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -67,19 +67,6 @@ WHY = {
 }
 
 
-class Parameters(NamedTuple):
-    """Parameters of one API. `nothing`: whether a value has no effect; `why`: the reason for refusing other
-    values."""
-
-    used: frozenset[str]
-    ignored: frozenset[str]
-    nothing: Mapping[str, Callable[[Any], bool]]
-    why: Mapping[str, str]
-
-
-CHAT = Parameters(USED, IGNORED, NOTHING, WHY)
-
-
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Message]
     tools: list[dict[str, Any]] = []
@@ -102,53 +89,44 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chat_asked(body: Any) -> Asked:
-    """Raises `CallRefused`."""
-    given = checked(body)
-    options = given.get("stream_options")
+    """Raises `CallRefused` for what cannot be done."""
+    given = _checked(body)
+    options, tools = given.get("stream_options"), given.get("tools") or []
+    if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
+        raise CallRefused("tools must be a list of functions with names", param="tools")
     return Asked(
         messages=normal(given.get("messages")),
-        most=most_of(given, "max_completion_tokens", "max_tokens"),
-        stop=stops_of(given),
+        tools=tools,
+        parse=_choice(given) == "auto" and bool(tools),
+        most=_most(given),
+        stop=_stops(given),
         includes_stop=given.get("include_stop_str_in_output") is True,
+        options=_template_options(given),
+        stream=given.get("stream") is True,
         usage=isinstance(options, dict) and options.get("include_usage") is True,
         logprobs=given.get("logprobs") is True,
         token_ids=given.get("return_token_ids") is True,
-        **common(given, given.get("tools") or []),
+        model=str(given.get("model") or ""),
     )
 
 
-def common(given: dict[str, Any], tools: Any) -> dict[str, Any]:
-    """What the APIs of chats say alike. `tools`: in the form of chat completions. Raises `CallRefused`."""
-    if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
-        raise CallRefused("tools must be a list of functions with names", param="tools")
-    parse = _choice(given) == "auto" and bool(tools)
-    return {
-        "tools": tools,
-        "parse": parse,
-        "options": _template_options(given),
-        "stream": given.get("stream") is True,
-        "model": str(given.get("model") or ""),
-    }
-
-
-def checked(body: Any, known: Parameters = CHAT) -> dict[str, Any]:
+def _checked(body: Any) -> dict[str, Any]:
     """Without what is null. Raises `CallRefused` for what cannot be done."""
     if not isinstance(body, dict):
         raise CallRefused("the request's body must be a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
     for name, value in given.items():
-        if name in known.used or name in known.ignored or not _changes(name, value, known.nothing):
+        if name in USED or name in IGNORED or not _changes(name, value):
             continue
-        why = known.why.get(
-            name, "this endpoint does not support it" if name not in known.nothing else "the run's settings decide it"
-        )
+        reason = "the run's settings decide it" if name in NOTHING else "this endpoint does not support it"
+        why = WHY.get(name, reason)
         raise CallRefused(f"{name} = {value!r:.80}: {why}", code="unsupported_parameter", param=name)
     return given
 
 
-def _changes(name: str, value: Any, nothing: Mapping[str, Callable[[Any], bool]]) -> bool:
+def _changes(name: str, value: Any) -> bool:
     """Whether a value asks for something."""
-    return not nothing[name](value) if name in nothing else value not in ([], {}, "", False)
+    return not NOTHING[name](value) if name in NOTHING else value not in ([], {}, "", False)
 
 
 def _choice(given: dict[str, Any]) -> str:
@@ -158,8 +136,8 @@ def _choice(given: dict[str, Any]) -> str:
     return str(choice)
 
 
-def most_of(given: dict[str, Any], *names: str) -> int | None:
-    for name in names:
+def _most(given: dict[str, Any]) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
         if name in given:
             if not isinstance(given[name], int) or isinstance(given[name], bool) or given[name] < 1:
                 raise CallRefused(f"{name} = {given[name]!r:.40}: a number of at least 1 expected", param=name)
@@ -167,7 +145,7 @@ def most_of(given: dict[str, Any], *names: str) -> int | None:
     return None
 
 
-def stops_of(given: dict[str, Any]) -> list[str]:
+def _stops(given: dict[str, Any]) -> list[str]:
     asked = given.get("stop") or []
     strings = [asked] if isinstance(asked, str) else asked
     if not isinstance(strings, list) or not all(isinstance(each, str) and each for each in strings):
