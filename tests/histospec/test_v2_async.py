@@ -24,7 +24,7 @@ from tests.histospec.sampling.fake_runner import V
 from tests.histospec.test_proposer import proposer_config
 from tests.histospec.test_v2 import equal, run
 from tests.packages import needs
-from tests.tiny import write_eagle_head, write_mtp_model
+from tests.tiny import write_mtp_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 pytestmark += [needs("triton"), pytest.mark.filterwarnings("ignore")]  # vLLM's and torch's own
@@ -159,21 +159,13 @@ def test_where_the_drafter_skips_no_step_waits_and_no_token_is_lost(monkeypatch:
         assert speculator._requests.requests[id].output_token_ids == runner.made[id][:301]
 
 
-@pytest.mark.parametrize(("kind", "asynchronous"), [("eagle", False), ("mtp", True)])
-def test_a_head_of_vllm_drafts_in_addition_to_history_and_changes_no_token(
-    kind: str, asynchronous: bool, sharp_model: Path, tmp_path: Path
-) -> None:
-    """`head`: there is no history. `both`: there is, and all running requests are preempted at once, four times. Of
-    EAGLE-3 with asynchronous scheduling, see test_v2_ranks.py."""
-    if kind == "mtp":
-        model = tmp_path / "model"
-        write_mtp_model(model)
-    else:
-        model = sharp_model
-        write_eagle_head(model, model.with_name(f"{model.name}-eagle3"))
-    reported = run(model, "headed", "1", asynchronous=asynchronous)
-    assert f"vllm.v1.worker.gpu.spec_decode.{kind}.speculator" in reported["kind"], "it is vLLM's own"
-    assert (reported["asynchronous"], reported["broken"]) == (asynchronous, False)
+def test_a_head_of_the_model_drafts_in_addition_to_history_and_changes_no_token(tmp_path: Path) -> None:
+    """MTP. `head`: there is no history. `both`: there is, and all running requests are preempted at once, four times.
+    Of EAGLE-3, see test_v2_ranks.py."""
+    write_mtp_model(tmp_path / "model")
+    reported = run(tmp_path / "model", "headed", "1", asynchronous=True)
+    assert "vllm.v1.worker.gpu.spec_decode.mtp.speculator" in reported["kind"], "it is vLLM's own"
+    assert (reported["asynchronous"], reported["broken"]) == (True, False)
     for how in ("head", "both"):
         equal(reported["plain"], reported[how], 1e-5)
     assert reported["both"]["preempted"] > 0
@@ -190,10 +182,9 @@ def spelling(sharp_model: Path, tiny_model: Path, tmp_path_factory: pytest.TempP
     return folder
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_drafts_change_no_token_where_requests_have_a_grammar(asynchronous: bool, spelling: Path) -> None:
-    reported = run(spelling, "structured", "1", asynchronous=asynchronous)
-    assert (reported["asynchronous"], reported["broken"]) == (asynchronous, False)
+def test_drafts_change_no_token_where_requests_have_a_grammar(spelling: Path) -> None:
+    reported = run(spelling, "structured", "1", asynchronous=True)
+    assert (reported["asynchronous"], reported["broken"]) == (True, False)
     equal(reported["plain"], reported["drafted"], 1e-5)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(spelling)
     for spelled, free in zip(reported["plain"]["tokens"][::2], reported["plain"]["tokens"][1::2], strict=True):

@@ -14,18 +14,9 @@ from tests.tiny import write_eagle_head
 pytestmark = [needs("vllm"), needs("triton"), pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 
-def test_drafts_change_no_token_on_two_ranks(sharp_model: Path) -> None:
-    """`reset`: all running requests are preempted at once while a step is computed, four times."""
-    reported = run(sharp_model, "ranks", "1", asynchronous=True, VLLM_CPU_OMP_THREADS_BIND="0|0")
-    (drafting, drafted, accepted), (other, *nothing) = reported["ranks"]
-    assert (drafting, other, nothing) == (True, False, [0, 0])
-    assert 0 < accepted < drafted
-    for how in ("drafted", "reset"):
-        equal(reported["plain"], reported[how], 1e-5)
-
-
 def test_a_head_of_vllm_drafts_on_two_ranks_and_changes_no_token(sharp_model: Path) -> None:
-    """One rank decides between the head's drafts and those of history."""
+    """One rank decides between the head's drafts and those of history. `reset`: all running requests are preempted at
+    once while a step is computed, four times."""
     write_eagle_head(sharp_model, sharp_model.with_name(f"{sharp_model.name}-eagle3"))
     reported = run(sharp_model, "ranks", "1", asynchronous=True, VLLM_CPU_OMP_THREADS_BIND="0|0")
     (drafting, drafted, accepted), (other, *nothing) = reported["ranks"]

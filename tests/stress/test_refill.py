@@ -14,7 +14,6 @@ from benchmarks.twins import compare_runs
 from rhymed.core.errors import RhymedError
 from rhymed.records.history.compare.audit import audit
 from rhymed.records.history.folder import open_folder
-from tests.stress import chaos
 from tests.stress.run import LiveRun, Shape
 
 REFILLED = (
@@ -67,18 +66,3 @@ def test_two_runs_replace_the_same_groups_though_one_has_more_workers_and_is_kil
     assert "the same, bit for bit, after 4 steps" in both.weights
     assert rows(calm) == rows(war)
     assert sum(row["rollout/refilled_groups"] for row in rows(calm)) > 2
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-@pytest.mark.timeout(500)
-def test_whatever_dies_the_same_groups_are_replaced(tmp_path: Path) -> None:
-    """At staleness 0: see the siege in test_agents.py."""
-    override = (*REFILLED, "schedule.max_staleness=2")
-    found = chaos.run(
-        True, steps=12, kills=6, every=2.0, seed=7, rollout=2, reward=1, out=tmp_path / "runs", override=override
-    )
-    assert found["wrong"] == [], found
-    assert found["kills"] >= 3
-    assert found["filtered"] > 0
-    assert "the same, bit for bit" in found["audit"]

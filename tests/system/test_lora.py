@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from tests.packages import needs
-from tests.stress import chaos
 from tests.stress.run import part_of
 from tests.system.test_loop import finish, metrics, started, wait_for
 from tests.system.test_onoff import config, losses, run, samples
@@ -81,36 +80,3 @@ def evaluated(folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)["datasets"]["other"]
     assert (found["prompts"], found["dropped"]) == (4, 0)
-
-
-def test_a_siege_ends_with_the_adapters_of_the_calm_run(tiny_model: Path, tmp_path: Path) -> None:
-    """A real trainer under fire; its samples are synthetic."""
-    settings = {
-        "trainer.engine": "torch",
-        "trainer.threads": 1,
-        "trainer.checkpoint_every": 2,
-        "trainer.lr": 1e-2,
-        "trainer.lora.rank": 4,
-        "model.path": tiny_model,
-        "model.dtype": "float32",
-        "rollout.max_prompt_length": 100,
-        "rollout.max_response_length": 100,
-        "trace.vocabulary": 258,
-        "trace.mean_length": 30,
-    }
-    found = chaos.run(
-        True,
-        steps=12,
-        kills=4,
-        every=5.0,
-        seed=2,
-        rollout=2,
-        reward=1,
-        kinds=("trainer", "rollout", "all"),
-        out=tmp_path / "runs",
-        override=[f"{key}={value}" for key, value in settings.items()],
-    )
-    assert found["wrong"] == [], found
-    assert found["steps"] == 12
-    assert found["kills"] >= 2
-    assert "the same, bit for bit" in found["audit"]

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,18 +21,15 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(1500)]
 
 STEPS, KILLED_AFTER = 8, 4  # with a checkpoint after every third
-LORA = {"lora": {"rank": 3, "alpha": 8}, "lr": 1e-3}
-TAUGHT = {"algorithm": "opsd", "teacher": {"system": "Be brief.", "over": "vocabulary"}}
 
 
 def lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def run(folder: Path, name: str, *, kill: str = "", trainer: dict[str, Any] | None = None) -> Path:
+def run(folder: Path, name: str, *, kill: str = "") -> Path:
     """The run's folder. `kill`: the process that is killed once, after `KILLED_AFTER` steps."""
     settings = with_model(folder, ranks=2)
-    settings["trainer"] |= trainer or {}
     with LiveRun(Shape(STEPS, 1, 1, settings=settings).write(folder, name)) as live:
         while live.wait(0.1) is None:
             if kill and len(lines(live.where.metrics)) >= KILLED_AFTER:
@@ -107,12 +103,8 @@ def test_a_second_rank_0_ends_in_words_and_changes_nothing(home: Path, calm: Pat
     same_training(calm, live.where.folder)
 
 
-@pytest.mark.parametrize("trainer", [{}, LORA, TAUGHT], ids=["plain", "lora", "taught"])
-def test_a_killed_rank_changes_no_weight(
-    home: Path, tmp_path: Path, request: pytest.FixtureRequest, trainer: dict[str, Any]
-) -> None:
-    calm = run(tmp_path, "calm", trainer=trainer) if trainer else request.getfixturevalue("calm")
-    killed = run(tmp_path if trainer else home, "killed", kill="trainer-1", trainer=trainer)
+def test_a_killed_rank_changes_no_weight(home: Path, calm: Path, tmp_path: Path) -> None:
+    killed = run(home, "killed", kill="trainer-1")
     same_training(calm, killed)
     again = [json.loads(line)["step"] for line in lines(killed / "metrics.jsonl")]
     assert len(again) > STEPS, "steps after the checkpoint were trained again"
@@ -121,8 +113,7 @@ def test_a_killed_rank_changes_no_weight(
     ended = (killed / "logs" / "trainer.out").read_text()
     assert "a rank" in ended or "rank 1 of the trainer ended (signal SIGKILL)" in ended
 
-    source = tmp_path / "model" if trainer is LORA else None
-    export(chosen(calm / "checkpoints", None), tmp_path / "exported", "bfloat16", source)
+    export(chosen(calm / "checkpoints", None), tmp_path / "exported", "bfloat16")
     from transformers import AutoModelForCausalLM
 
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "exported").dtype == torch.bfloat16

@@ -77,7 +77,7 @@ async def test_the_engine_takes_the_answer_of_the_rank_that_drafts(tmp_path) -> 
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_worker_process_has_our_parts_however_it_was_started(method: str) -> None:
     command = [sys.executable, "-m", "tests.workers.engines.started", method]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True)

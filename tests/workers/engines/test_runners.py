@@ -60,19 +60,13 @@ def model(sharp_model: Path, tiny_model: Path, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def drafted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run(model, tmp_path_factory.mktemp("drafted"), "history", "1")
+    return run(model, tmp_path_factory.mktemp("drafted"), "history", "1", ranks=2)
 
 
-@pytest.mark.parametrize(("method", "runner", "ranks"), [("none", "0", 1), ("history", "1", 2)])
 def test_neither_drafts_nor_runner_and_ranks_change_what_an_engine_makes(
-    method: str, runner: str, ranks: int, drafted: dict[str, Any], model: Path, tmp_path: Path
+    drafted: dict[str, Any], model: Path, tmp_path: Path
 ) -> None:
-    plain = run(model, tmp_path, method, runner, ranks=ranks)
-    same(drafted, plain)
-    assert ranks == 1 or plain["again"]["accepted"] == drafted["again"]["accepted"]
-
-
-def same(drafted: dict[str, Any], plain: dict[str, Any]) -> None:
+    plain = run(model, tmp_path, "none", "0")
     for part in PARTS:
         assert drafted[part]["tokens"] == plain[part]["tokens"], part
         assert drafted[part]["versions"] == plain[part]["versions"], part

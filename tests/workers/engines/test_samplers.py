@@ -44,7 +44,7 @@ SAMPLINGS = [
     (1.0, 1.0, 3, 0.0),
     (0.0, 1.0, 0, 0.0),
 ]
-PAIRS = [("keyed", "none"), ("keyed", "history"), ("vllm", "none"), ("vllm", "history")]
+PAIRS = [("keyed", "none"), ("keyed", "history"), ("vllm", "history")]
 
 
 @pytest.fixture(scope="module")
