@@ -92,10 +92,6 @@ GONE = {
         (f"trainer.entropy_{name}" for name in ("target", "coef_min", "coef_max", "coef_delta")),
         "the weight of the entropy bonus is fixed: trainer.entropy_coef",
     ),
-    **dict.fromkeys(
-        (f"trainer.teacher.{name}" for name in ("beta", "divergence", "over", "topk")),
-        "distillation is a policy gradient of KL(policy || teacher), by the sampled tokens: leave it out",
-    ),
     "store.token_stats_gib": "training's numbers of each token are not kept; metrics have their means",
     "trainer.optimizer = 'muon'": "it trained one process's matrices only: take 'adamw'",
     "reward.judge.field": "set pattern, such as '\"score\": *([0-9.]+)'",
