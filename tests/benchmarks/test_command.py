@@ -44,8 +44,8 @@ def test_asked_to_end_it_tidies_as_after_ctrl_c() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("store --quick", "others are in a checkout: `python -m benchmarks NAME`"),
-        ("--quick store", "others are in a checkout: `python -m benchmarks NAME`"),
+        ("store --quick", "invalid choice: 'store'"),
+        ("--quick store", "invalid choice: 'store'"),
         ("spec --epochs one", "'one': whole numbers"),
         ("--quick spec --methods fastest", "fastest"),
     ],

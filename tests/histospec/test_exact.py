@@ -8,7 +8,6 @@ choose; such places are looked at with transformers, counted, and told.
 from __future__ import annotations
 
 import functools
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -354,7 +353,7 @@ def test_history_of_another_tokenizer_is_warned_of_and_harms_nothing(
     kinds = [*FOREIGN.values(), []]
     for place, (prompt, context) in enumerate(contexts.items()):
         response = np.array(kinds[place % len(kinds)], "<i4").tobytes()
-        rigs[1].call("remember", prompt, context, [(0, math.nan, response), (0, 1.0, response)])
+        rigs[1].call("remember", prompt, context, [(0, response), (0, response)])
     run = rigs[1].run(requests, 16, whole=True)
     check("foreign history", model, requests, plain(1, FEW), run)
     warnings = rigs[1].call("warnings")

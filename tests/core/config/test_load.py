@@ -122,7 +122,6 @@ def test_names_of_others_lead_to_keys_that_exist() -> None:
         ("trainer.keep_best=true", "trainer.keep_best compares held-out rewards: set eval.every"),
         ("trainer.kl_estimator=k1", "kl_estimator is not used by algorithm = 'grpo': it needs kl_coef above 0"),
         ("trainer.entropy_target=1", "trainer.entropy_target is gone: the weight of the entropy bonus is fixed"),
-        ("trainer.teacher.over=topk", "trainer.teacher.over is gone: distillation is a policy gradient"),
         ("schedule.lost_after_s=1", "schedule.lost_after_s must be more than twice"),
     ],
 )
