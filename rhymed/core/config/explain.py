@@ -98,6 +98,7 @@ GONE = {
     "reward.judge.read": "leave it out for a score in the last line, or set pattern, such as"
     " '\"score\": *([0-9.]+)' for JSON",
     "reward.judge.rubric_file": "write the text as rubric, between three quotation marks",
+    "trace.path": "`rhymed sim --trace FILE` schedules the responses of a run",
     "store.shards": "one store takes 10,000 samples of 512 tokens a second, more than a thousand GPUs generate",
 }
 """Settings, and values, that earlier releases had -> what serves in their place."""

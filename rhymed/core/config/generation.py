@@ -17,7 +17,7 @@ class Rollout(Section):
     workers: int = Field(1, ge=0, le=MOST_PROCESSES, description="started by `rhymed run`; more can join at any time")
     engine: Literal["vllm", "trace", "dataset"] = Field(
         "vllm",
-        description="trace: no model, recorded or synthetic responses; dataset: the rows' own answers, for sft",
+        description="trace: no model, synthetic responses; dataset: the rows' own answers, for sft",
     )
     prompts_per_step: int = Field(8, gt=0, le=1 << 20, description="prompts per training step")
     group_size: int = Field(
@@ -152,14 +152,13 @@ class Drafts(Section):
 
 
 class Trace(Section):
-    """The engine without a model: recorded or synthetic responses with a cost model, in real time."""
+    """The engine without a model: synthetic responses with a cost model, in real time."""
 
-    path: str = Field("", description="JSONL of {prompt, step, tokens}; empty: synthetic")
     mean_length: float = Field(
-        200.0, gt=0, le=MOST_TOKENS, description="synthetic: median response length over prompts, in tokens"
+        200.0, gt=0, le=MOST_TOKENS, description="median response length over prompts, in tokens"
     )
-    prompt_sigma: float = Field(0.6, ge=0, le=10, description="synthetic: log-normal spread between prompts")
-    sample_sigma: float = Field(0.3, ge=0, le=10, description="synthetic: log-normal spread within a prompt")
+    prompt_sigma: float = Field(0.6, ge=0, le=10, description="log-normal spread between prompts")
+    sample_sigma: float = Field(0.3, ge=0, le=10, description="log-normal spread within a prompt")
     step_s: float = Field(0.030, ge=0, description="seconds per forward pass")
     token_s: float = Field(0.0007, ge=0, description="seconds per token in a forward pass")
     verify_s: float = Field(
@@ -171,8 +170,8 @@ class Trace(Section):
     vocabulary: int = Field(49152, gt=1, le=1 << 31, description="number of token ids")
     tools: list[str] = Field(
         [],
-        description="synthetic, with an environment: turns end with calls of these tools, whose argument `key` is"
+        description="with an environment: turns end with calls of these tools, whose argument `key` is"
         " different in every call",
     )
-    turns: float = Field(3.0, ge=1, description="synthetic, with tools: mean number of turns of a sample")
+    turns: float = Field(3.0, ge=1, description="with tools: mean number of turns of a sample")
     train_s: float = Field(0.05, ge=0, description="trainer.engine = trace: seconds per training step")

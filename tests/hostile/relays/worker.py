@@ -28,8 +28,8 @@ class WeightBook(TraceBook):
         super().__init__(trace, rollout)
         self.weights = b""
 
-    def _synthetic(self, id: SampleId, turn: int | None) -> NDArray[np.uint32]:
-        length = len(super()._synthetic(id, turn))
+    def _tokens(self, id: SampleId, turn: int | None) -> NDArray[np.uint32]:
+        length = len(super()._tokens(id, turn))
         key = hashlib.blake2b(str(id).encode(), key=self.weights, digest_size=16).digest()
         noise = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
         return noise.integers(0, self._trace.vocabulary, length, dtype=np.uint32)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from rhymed.core.config import Config
-from rhymed.core.errors import DataError, EngineError
+from rhymed.core.errors import EngineError
 from rhymed.core.messages import SampleId
 from rhymed.histospec.drafts.yields import accepted
 from rhymed_workers.engines.base import DraftReport, Output, Task, sampling_for
@@ -139,28 +138,6 @@ async def test_cancel_ends_with_what_there_is() -> None:
     assert (first.finish_reason, second.finish_reason) == ("abort", "abort")
     assert 0 < len(first.tokens) < 5000
     assert len(second.tokens) == 0
-
-
-def test_recorded_responses_are_replayed(tmp_path: Path) -> None:
-    rows = [("p" * 16, 0, [1, 2]), ("p" * 16, 0, [3]), ("p" * 16, 4, [4, 5, 6])]
-    file = tmp_path / "trace.jsonl"
-    file.write_text("\n".join(json.dumps({"prompt": p, "step": s, "tokens": t}) for p, s, t in rows))
-    book = book_of(config(path=str(file)))
-
-    def tokens(step: int, index: int, prompt: str = "p" * 16) -> list[int]:
-        return book.response(SampleId(step=step, prompt=prompt, index=index))[0].tolist()
-
-    assert [tokens(0, 0), tokens(0, 1), tokens(0, 2)] == [[1, 2], [3], [1, 2]]
-    assert [tokens(3, 1), tokens(7, 1)] == [[3], [4, 5, 6]]
-    with pytest.raises(DataError, match=r"prompt q+ is not in"):
-        tokens(0, 0, "q" * 16)
-
-
-def test_a_damaged_trace_names_file_and_line(tmp_path: Path) -> None:
-    file = tmp_path / "trace.jsonl"
-    file.write_text('{"prompt": "a", "step": 0, "tokens": [1]}\n{"prompt": "a", "step": 0}\n')
-    with pytest.raises(DataError, match=r"trace\.jsonl:2: "):
-        book_of(config(path=str(file)))
 
 
 class Hurried(asyncio.SelectorEventLoop):

@@ -1,1 +1,1 @@
-"""Inference engines: vLLM, and an engine that replays traces."""
+"""Inference engines: vLLM, and an engine without a model."""

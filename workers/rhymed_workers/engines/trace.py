@@ -1,9 +1,9 @@
-"""The engine without a model: recorded or synthetic responses, in real time, by a cost curve.
+"""The engine without a model: synthetic responses, in real time, by a cost curve.
 
 A response is a pure function of the sample's id, so every process generates the same at any time. A forward pass of b
 running samples takes `step_s + token_s * b`; prefill is free. The carried tokens of a task that agree with its
 response are verified in its first pass, which takes `verify_s` longer for each of them; there are no other drafts.
-Waiting tasks enter in order of arrival as slots become free. With `trace.tools`, synthetic turns call tools. Needs
+Waiting tasks enter in order of arrival as slots become free. With `trace.tools`, turns call tools. Needs
 neither torch nor a tokenizer.
 """
 
@@ -13,18 +13,17 @@ import asyncio
 import hashlib
 import json
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.core.config import Rollout, Trace
-from rhymed.core.errors import DataError, EngineError
+from rhymed.core.errors import EngineError
 from rhymed.core.messages import FinishReason, SampleId
 from rhymed.core.service.stopwatch import Stopwatch
 from rhymed.core.tasks import watched
@@ -39,35 +38,25 @@ MEAN_SURPRISE = 0.8  # nats a token, about what a small model has at temperature
 REMEMBERED = 4096  # finished samples whose yields `drafting` has not returned
 
 
-class Recorded(msgspec.Struct, frozen=True):
-    """One line of a trace file."""
-
-    prompt: str
-    step: int
-    tokens: list[int]
-
-
 class TraceBook:
-    """Maps samples to responses: recorded in the file `trace.path` (lines of `Recorded`), or else synthetic."""
+    """Maps samples to responses."""
 
     def __init__(self, trace: Trace, rollout: Rollout) -> None:
         self._trace = trace
         self._limit = rollout.max_response_length
-        self._recorded = _read(Path(self._trace.path)) if self._trace.path else None
 
     def response(
         self, id: SampleId, turn: int | None = None, limit: int | None = None
     ) -> tuple[NDArray[np.uint32], NDArray[np.float32], FinishReason]:
-        """Tokens, log-probs, finish reason. `turn`: the key of a turn, of a sample in turns. `limit`: tokens. Raises
-        `DataError` for a prompt that the file does not have."""
-        tokens = self._synthetic(id, turn) if self._recorded is None else self._replayed(id)
+        """Tokens, log-probs, finish reason. `turn`: the key of a turn, of a sample in turns. `limit`: tokens."""
+        tokens = self._tokens(id, turn)
         limit = self._limit if limit is None else limit
         reason: FinishReason = "stop" if len(tokens) <= limit else "length"
         tokens = tokens[:limit]
         logprobs = -_noise("logprobs", str(id), *_part(turn)).exponential(MEAN_SURPRISE, len(tokens))
         return tokens, logprobs.astype(np.float32), reason
 
-    def _synthetic(self, id: SampleId, turn: int | None) -> NDArray[np.uint32]:
+    def _tokens(self, id: SampleId, turn: int | None) -> NDArray[np.uint32]:
         """Log-normal lengths: each prompt has a typical length, and its samples scatter around it."""
         trace, noise = self._trace, _noise("sample", str(id), *_part(turn))
         level = _noise("prompt", id.prompt).standard_normal()
@@ -83,15 +72,6 @@ class TraceBook:
             name = self._trace.tools[noise.integers(len(self._trace.tools))]
             call = json.dumps({"name": name, "arguments": {"key": f"{key}/{number}"}})
             yield np.frombuffer(f"<tool_call>{call}</tool_call>".encode(), np.uint8).astype(np.uint32)
-
-    def _replayed(self, id: SampleId) -> NDArray[np.uint32]:
-        """Of the responses recorded for this step, or the latest step before it, the one at the sample's index."""
-        assert self._recorded is not None, "a trace was read"
-        steps = self._recorded.get(id.prompt)
-        if not steps:
-            raise DataError(f"prompt {id.prompt} is not in {self._trace.path}: record the trace with the same data")
-        step = max((step for step in steps if step <= id.step), default=min(steps))
-        return steps[step][id.index % len(steps[step])]
 
 
 @dataclass
@@ -155,7 +135,7 @@ class TraceEngine:
         return self._version
 
     async def open(self) -> None:
-        self._book = await asyncio.to_thread(TraceBook, self._trace, self._rollout)
+        self._book = TraceBook(self._trace, self._rollout)
         self._loop = watched(self._steps(), self._fail)
 
     async def close(self) -> None:
@@ -269,25 +249,6 @@ class TraceEngine:
                 entry.finish(entry.reason)
         while len(self._yields) > REMEMBERED:
             del self._yields[next(iter(self._yields))]
-
-
-def _read(path: Path) -> dict[str, dict[int, list[NDArray[np.uint32]]]]:
-    """Prompt -> step -> responses. Raises `DataError`."""
-    responses: dict[str, dict[int, list[NDArray[np.uint32]]]] = defaultdict(lambda: defaultdict(list))
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(f"trace.path {path}: {error.strerror or error}") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            row = msgspec.json.decode(line, type=Recorded)
-            tokens = np.array(row.tokens, np.uint32)
-        except (msgspec.MsgspecError, OverflowError) as error:
-            raise DataError(f"{path}:{number}: not a line of {{prompt, step, tokens}}: {error}") from None
-        if not len(tokens):
-            raise DataError(f"{path}:{number}: a response has at least one token")
-        responses[row.prompt][row.step].append(tokens)
-    return responses
 
 
 def _part(turn: int | None) -> list[str]:
