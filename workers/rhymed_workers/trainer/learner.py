@@ -136,7 +136,7 @@ class TorchLearner:
         sums = update(chosen, progress) if chosen else Sums()
         self.steps += 1
         seconds = time.perf_counter() - started
-        metrics = sample_metrics(self.steps - 1, samples, chosen) | sums.metrics()
+        metrics = sample_metrics(self.steps - 1, samples, chosen) | sums.metrics(self._recipe)
         if self._recipe.advantage == "none":
             metrics.pop("reward/flat_groups", None)  # it warns of rewards without a signal
         self._warn_of_mismatch(metrics.get("mismatch_kl/mean", 0.0))

@@ -12,14 +12,14 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from rhymed.core.algorithms import Recipe
 from rhymed_workers.trainer.algorithms.losses import TokenLosses, k3
 from rhymed_workers.trainer.ranks import Alone
 
 Sum: TypeAlias = "Tensor | float"
 
 COUNTS = ("tokens", "compared", "computed")
-ADDED = (*COUNTS, "loss", "entropy", "clipped", "mismatch")
-OPTIONAL = ("rejected", "kl")
+ADDED = (*COUNTS, "loss", "entropy", "clipped", "rejected", "kl", "mismatch")
 """Sums over tokens. `grad_norms`, `skipped` and `extra` are the same in all ranks."""
 
 
@@ -29,8 +29,8 @@ class Sums:
     loss: Sum = 0.0
     entropy: Sum = 0.0
     clipped: Sum = 0.0
-    rejected: Sum | None = None
-    kl: Sum | None = None
+    rejected: Sum = 0.0
+    kl: Sum = 0.0
     mismatch: Sum = 0.0
     compared: int = 0  # tokens summed in `mismatch`
     computed: int = 0  # tokens through the model, with prompts, without padding
@@ -45,9 +45,6 @@ class Sums:
         for part in parts:
             for name in ADDED:
                 setattr(total, name, getattr(total, name) + getattr(part, name))
-            for name in OPTIONAL:
-                if getattr(part, name) is not None:
-                    setattr(total, name, _begun(getattr(total, name)) + getattr(part, name))
         return total
 
     def add(self, found: TokenLosses, entropy_N: Tensor) -> None:
@@ -55,9 +52,9 @@ class Sums:
         self.entropy += _total(entropy_N)
         self.clipped += _total(found.clipped_N)
         if found.rejected_N is not None:
-            self.rejected = _begun(self.rejected) + _total(found.rejected_N)
+            self.rejected += _total(found.rejected_N)
         if found.kl_N is not None:
-            self.kl = _begun(self.kl) + _total(found.kl_N)
+            self.kl += _total(found.kl_N)
 
     def compare(self, engine_N: Tensor, logp_N: Tensor) -> None:
         """The same tokens' log-probs in the engine and in the trainer, of one version."""
@@ -68,16 +65,11 @@ class Sums:
         """Becomes the sums of all ranks, where each has seen its own tokens."""
         if ranks.size == 1:
             return
-        some = [name for name in OPTIONAL if getattr(self, name) is not None]
-        values = [float(getattr(self, name) or 0.0) for name in (*ADDED, *OPTIONAL)]
-        found = ranks.sum([*values, *(float(name in some) for name in OPTIONAL)])
-        for name, value in zip((*ADDED, *OPTIONAL), found, strict=False):
+        found = ranks.sum([float(getattr(self, name)) for name in ADDED])
+        for name, value in zip(ADDED, found, strict=True):
             setattr(self, name, int(value) if name in COUNTS else value)
-        for name, known in zip(OPTIONAL, found[-len(OPTIONAL) :], strict=True):
-            if not known:
-                setattr(self, name, None)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, recipe: Recipe) -> dict[str, float]:
         """A mean over no tokens is left out, not 0."""
         updates = max(1, len(self.grad_norms) + self.skipped)
         metrics = {"actor/loss": float(self.loss) / updates, "actor/skipped_updates": float(self.skipped)}
@@ -87,9 +79,9 @@ class Sums:
         if self.tokens:
             metrics["actor/entropy"] = float(self.entropy) / self.tokens
             metrics["actor/pg_clipfrac"] = float(self.clipped) / self.tokens
-            if self.rejected is not None:
+            if recipe.rejects:
                 metrics["actor/rejected"] = float(self.rejected) / self.tokens
-            if self.kl is not None:
+            if recipe.kl_coef and recipe.kl_in == "loss":
                 metrics["actor/kl"] = float(self.kl) / self.tokens
         if self.compared:
             metrics["mismatch_kl/mean"] = float(self.mismatch) / self.compared
@@ -99,7 +91,3 @@ class Sums:
 def _total(given_N: Tensor) -> Tensor:
     """Summed in the tensor's own precision, as one number of float64."""
     return (given_N.float() if given_N.dtype == torch.bool else given_N).sum().double()
-
-
-def _begun(total: Sum | None) -> Sum:
-    return 0.0 if total is None else total
