@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rhymed_workers.trainer.algorithms.tokens import Terms
+
 VARIANCE_EPS = 1e-8
 
 
@@ -21,13 +23,6 @@ class Estimates(NamedTuple):
 
     advantages_N: Tensor
     returns_N: Tensor  # what the value should have been: advantage + value
-
-
-class ValueTerms(NamedTuple):
-    """Per token, before weighting."""
-
-    loss_N: Tensor  # carries the gradient
-    clipped_N: Tensor  # bool: the clip removed the gradient
 
 
 def token_rewards(
@@ -86,7 +81,7 @@ def whiten(given_N: Tensor, mask_N: Tensor) -> Tensor:
     return ((given_N - mean) * (variance + VARIANCE_EPS).rsqrt()).where(mask_N, 0.0)
 
 
-def value_terms(values_N: Tensor, old_N: Tensor, returns_N: Tensor, clip: float | None) -> ValueTerms:
+def value_terms(values_N: Tensor, old_N: Tensor, returns_N: Tensor, clip: float | None) -> Terms:
     """Half the squared distance of each value from its return; only `values_N` carries a gradient.
 
     old: the values before this step's first update. `clip`: a value that has moved further than this from its old one
@@ -94,9 +89,9 @@ def value_terms(values_N: Tensor, old_N: Tensor, returns_N: Tensor, clip: float 
     """
     square_N = (values_N - returns_N) ** 2
     if clip is None:
-        return ValueTerms(0.5 * square_N, torch.zeros_like(square_N, dtype=torch.bool))
+        return Terms(0.5 * square_N, torch.zeros_like(square_N, dtype=torch.bool))
     limited_N = (values_N.clamp(old_N - clip, old_N + clip) - returns_N) ** 2
-    return ValueTerms(0.5 * torch.max(square_N, limited_N), limited_N > square_N)
+    return Terms(0.5 * torch.max(square_N, limited_N), limited_N > square_N)
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor, mask_N: Tensor) -> float | None:

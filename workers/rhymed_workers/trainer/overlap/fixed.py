@@ -7,10 +7,11 @@ binary digits behind the point. Each number is rounded to a multiple of 5.6e-17,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from rhymed_workers.trainer.optim.shards import own
 
 POINT = 54
 MOST = float(1 << (62 - POINT))
@@ -33,7 +34,7 @@ class FixedSum:
         for number, parameter in enumerate(self._parameters):
             if parameter.grad is None:
                 continue
-            own_N, total_N = _own(parameter.grad).reshape(-1), self._sums[number]
+            own_N, total_N = own(parameter.grad).reshape(-1), self._sums[number]
             if total_N is None:
                 total_N = self._sums[number] = torch.zeros_like(own_N, dtype=torch.int64)
             for part_N, sum_N in _chunks(own_N, total_N):
@@ -55,11 +56,11 @@ class FixedSum:
             total_N, self._sums[number] = self._sums[number], None
             if total_N is None:
                 continue
-            own = _own(parameter.grad)
-            found_N = torch.empty_like(total_N, dtype=own.dtype)
+            mine = own(parameter.grad)
+            found_N = torch.empty_like(total_N, dtype=mine.dtype)
             for part_N, sum_N in _chunks(found_N, total_N):
                 part_N.copy_(sum_N.double().mul_(scale))
-            own.copy_(found_N.view_as(own))
+            mine.copy_(found_N.view_as(mine))
         self._peak = 0.0
 
     def clear(self) -> None:
@@ -67,12 +68,6 @@ class FixedSum:
         self._sums, self._peak = [None] * len(self._parameters), 0.0
         for parameter in self._parameters:
             parameter.grad = None
-
-
-def _own(tensor: Any) -> Tensor:
-    """This rank's part of it."""
-    found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return found
 
 
 def _chunks(one_N: Tensor, other_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
