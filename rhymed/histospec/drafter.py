@@ -118,11 +118,6 @@ class Drafter:
             self._captured = list(sizes)
             self._budget = Budget(self._largest, captured=sizes)
 
-    def interrupted(self) -> None:
-        """The engine was stopped since the previous step, so the time until the next one is not measured. Not needed
-        after an idle engine or loaded weights: the next step then mostly prefills, and is not timed."""
-        self._ended_s = math.inf
-
     def account(self, name: str) -> Account | None:
         """What drafting did for this request; kept for a while after it has ended."""
         self._take_in()

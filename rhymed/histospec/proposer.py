@@ -157,9 +157,6 @@ class HistoSpec:
         """What the engine's own head has drafted; None: it has none."""
         return self._drafter.engine
 
-    def interrupted(self) -> None:
-        self._drafter.interrupted()
-
     def accounts(self, requests: Sequence[str]) -> list[Account | None]:
         """What drafting did for these requests, by their `name` in `extra_args`."""
         self._settle()

@@ -81,19 +81,3 @@ def test_vllms_own_sampler_has_no_noise_to_know(proposer):
     runner.vllm_config.additional_config = {"rhymed": {"keyed": False}}
     assert not plugin.attach(runner)
     assert not proposer._batch([[3]], runner.input_batch.num_tokens_no_spec).noise.known.any()
-
-
-def test_the_time_of_an_interruption_is_nobodys(proposer):
-    """A pause between two steps (an update of the weights, another engine's turn) is no step's time."""
-    runner = runner_of(proposer, SamplingParams(max_tokens=90))
-    plugin.attach(runner)
-    accounted = []
-    for paused in (False, False, True, False):
-        if paused:
-            proposer.interrupted()
-        proposer.propose([[3]], runner.input_batch.num_tokens_no_spec, np.zeros((1, 1), np.int32))
-        accounted.append(proposer.accounts(["request-0"])[0].timed_s)
-    first, second, third, fourth = np.diff([0.0, *accounted])
-    assert first == third == 0.0
-    assert second > 0
-    assert fourth > 0

@@ -24,10 +24,6 @@ class Recent:
         self.index = self._empty()
         self._next: Index | None = None
 
-    @property
-    def nbytes(self) -> int:
-        return self.index.nbytes + (self._next.nbytes if self._next is not None else 0)
-
     def add(self, tokens: NDArray[np.int32]) -> None:
         """A finished response; of one longer than a quarter of the capacity only the end. ValueError for an id out
         of range."""

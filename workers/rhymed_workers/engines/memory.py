@@ -60,26 +60,21 @@ class Storage:
 
     model_runner: Any
 
-    def free_kv_cache(self) -> int:
-        """Returns how many bytes were freed."""
-        freed = 0
+    def free_kv_cache(self) -> None:
         self._cache_bytes: dict[int, int] = getattr(self, "_cache_bytes", {})
         for number, storage in enumerate(self._storages()):
             if size := storage.nbytes():
                 self._cache_bytes[number] = size
                 storage.resize_(0)
-                freed += size
-        return freed
 
-    def rebuild_kv_cache(self) -> int:
-        """Zeros, of the same sizes. Returns the bytes of the cache."""
+    def rebuild_kv_cache(self) -> None:
+        """Zeros, of the same sizes."""
         import torch
 
         for number, storage in enumerate(self._storages()):
             if not storage.nbytes():
                 storage.resize_(self._cache_bytes[number])
                 torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
-        return sum(storage.nbytes() for storage in self._storages())
 
     def _storages(self) -> list[Any]:
         """Of all layers, each once, in the order of the layers."""
