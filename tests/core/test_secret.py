@@ -148,7 +148,7 @@ def test_sinks_get_the_same_as_pages(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = Config.model_validate({"run": {"folder": str(tmp_path)}}).model_dump(mode="json")
     config["reward"]["options"] = {"api_key": "SESAME1234"}
     (tmp_path / config["run"]["name"]).mkdir()
-    sender.Sender("tensorboard", config, 10.0)
+    sender.Sender("wandb", config, 10.0)
     assert "SESAME1234" not in json.dumps(seen)
 
 

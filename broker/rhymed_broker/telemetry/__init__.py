@@ -1,4 +1,4 @@
-"""Exports to third-party systems: metrics to W&B, trackio and MLflow, text and hparams to TensorBoard, one file each.
+"""Exports to third-party systems: metrics to W&B, trackio and MLflow, one file each.
 
 Invariants: a run never waits for a sink, nor fails with it. Each sink is a process that follows `metrics.jsonl` and
 stores its position: what it cannot send now it sends later, even after it or the run was killed. Names are those of
@@ -29,11 +29,6 @@ class RunDescription:
     config: Mapping[str, Any]  # section -> key -> value, without passwords in addresses
     settings: Mapping[str, Any]  # `[metrics]`, unchanged
     folder: Path  # the run's, absolute
-
-    @property
-    def flat(self) -> dict[str, Any]:
-        """The whole configuration as `section.key` -> value."""
-        return {f"{section}.{key}": value for section, keys in self.config.items() for key, value in keys.items()}
 
 
 @dataclass(frozen=True)
@@ -68,15 +63,14 @@ class Sink(Protocol):
         """`finished`: the run is over; otherwise it was stopped and may be resumed."""
 
 
-PACKAGES = {"wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow", "tensorboard": "tensorboard"}
-EXTRAS = {"tensorboard": "plots"}
-"""Name in `metrics.sinks` -> package, and its extra where that has another name. The module has the sink's name."""
+SINKS = ("wandb", "trackio", "mlflow")
+"""Names in `metrics.sinks`, which are those of their packages, extras and modules, too."""
 
 
 def open_sink(name: str, run: RunDescription) -> Sink:
     """Imports the sink's package. Raises `ConfigError` if it is missing."""
-    if not _installed(PACKAGES[name]):
-        raise ConfigError(f"{PACKAGES[name]} is not installed: pip install 'rhymed[{EXTRAS.get(name, name)}]'")
+    if not _installed(name):
+        raise ConfigError(f"{name} is not installed: pip install 'rhymed[{name}]'")
     sink: Sink = import_module(f"rhymed_broker.telemetry.{name}").open_sink(run)
     return sink
 
@@ -84,10 +78,9 @@ def open_sink(name: str, run: RunDescription) -> Sink:
 def missing_packages(metrics: Metrics) -> list[str]:
     """A sentence for each package that `[metrics]` needs and that is not installed."""
     return [
-        f"metrics.sinks has {name!r}, but {PACKAGES[name]} is not installed: pip install"
-        f" 'rhymed[{EXTRAS.get(name, name)}]', or remove the setting"
+        f"metrics.sinks has {name!r}, but it is not installed: pip install 'rhymed[{name}]', or remove the setting"
         for name in metrics.sinks
-        if not _installed(PACKAGES[name])
+        if not _installed(name)
     ]
 
 

@@ -28,7 +28,7 @@ from rhymed.core.secret import redacted
 from rhymed.core.text import parts_text, truncated
 from rhymed.inputs.models import tokenizer_of_run
 from rhymed.inputs.rows import prompt_text
-from rhymed_broker.telemetry import PACKAGES, MetricsRow, RunDescription, SampleRow, open_sink
+from rhymed_broker.telemetry import SINKS, MetricsRow, RunDescription, SampleRow, open_sink
 from rhymed_broker.telemetry.follow import Bookmark, rows
 from rhymed_store.browse import Response, StoreReader
 
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m rhymed_broker.telemetry", description="Send a run's unsent metrics to a sink."
     )
-    parser.add_argument("sink", choices=sorted(PACKAGES))
+    parser.add_argument("sink", choices=SINKS)
     parser.add_argument("config", type=Path, help="config.json in the run's folder")
     parser.add_argument("--live", action="store_true", help="continue until stdin ends")
     parser.add_argument("--stall-s", type=float, default=300.0, help="end when one call takes longer (default: 300)")

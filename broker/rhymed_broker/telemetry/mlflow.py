@@ -40,7 +40,11 @@ class Mlflow:
     def _create(self, experiment: str, run: RunDescription) -> str:
         from mlflow.entities import Param
 
-        params = [Param(key, _text(value)) for key, value in run.flat.items()]
+        params = [
+            Param(f"{section}.{key}", _text(value))
+            for section, keys in run.config.items()
+            for key, value in keys.items()
+        ]
         created = self._client.create_run(experiment, run_name=run.name)
         for start in range(0, len(params), PARAMETERS_PER_CALL):
             self._client.log_batch(created.info.run_id, params=params[start : start + PARAMETERS_PER_CALL])

@@ -85,6 +85,10 @@ GONE = {
     " own heads 'history+engine'",
     "drafts.refit": "there is no head to fit again; leave the key out",
     "environment.threads": "raise environment.processes, or write async functions, of which many wait at once",
+    **dict.fromkeys(
+        (f"metrics.sinks.{place} = 'tensorboard'" for place in range(4)),
+        "its curves need no sink; `rhymed view` shows the samples",
+    ),
     "metrics.trace_ratio": "`rhymed logs --sample ID` shows the story of a sample",
     "metrics.traces": "`rhymed logs --sample ID` shows the story of a sample",
     "net.transport = 'broadcast'": "engines map the trainer's file in shared memory; leave the key out",

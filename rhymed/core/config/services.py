@@ -82,10 +82,9 @@ class Store(Section):
 class Metrics(Section):
     """Where metrics go in addition to `metrics.jsonl`, TensorBoard and `/metrics`. See docs/watching.md."""
 
-    sinks: list[Literal["wandb", "trackio", "mlflow", "tensorboard"]] = Field(
+    sinks: list[Literal["wandb", "trackio", "mlflow"]] = Field(
         [],
-        description="also send metrics to these; each needs its extra, e.g. pip install 'rhymed[wandb]'. tensorboard:"
-        " only samples as text, and hparams; its curves need no sink",
+        description="also send metrics to these; each needs its extra, e.g. pip install 'rhymed[wandb]'",
     )
     samples: int = Field(
         0,

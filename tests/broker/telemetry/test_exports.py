@@ -57,7 +57,7 @@ async def test_a_sink_has_all_metrics_of_a_run_when_that_is_over(
 async def test_a_run_does_not_begin_without_a_package_that_it_names(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(telemetry.PACKAGES, "mlflow", "no_such_package")
+    monkeypatch.setattr(telemetry, "find_spec", lambda name: None)
     async with contextlib.AsyncExitStack() as stack:
         cluster = Cluster(changed(config, metrics={"sinks": ["mlflow"]}), stack)
         with pytest.raises(ConfigError, match=r"pip install 'rhymed\[mlflow\]'"):
