@@ -46,7 +46,7 @@ def all_keys(config: Config, folder: Path, seats: Iterable[Seat]) -> Path:
 
 
 def split_keys(keys: Path, folder: Path, seats: Iterable[Seat]) -> None:
-    """A folder for each role in `folder`, with links to its own two files, so that a changed key is changed there."""
+    """A folder for each role in `folder`, with links to its own two files."""
     for seat in seats:
         own = folder / seat.role
         own.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -96,7 +96,7 @@ def run(quick: bool, steps: int | None = None, out: Path | None = None) -> dict[
     folder = out or Path(tempfile.mkdtemp(prefix="rhymed-hosts-"))
     shape = Shape(steps or (40 if quick else 150), rollout=1, reward=1, settings=_net(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    make_keys(folder / "keys", ROLES, ())
+    make_keys(folder / "keys", ROLES)
     with Cable() as cable:
         calm, calm_s, _ = _whole(shape, folder, "calm", cable, lambda far: [])
         print(f"calm: {calm_s:.0f} s", flush=True)

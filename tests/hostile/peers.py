@@ -49,7 +49,7 @@ class HostilePeer:
             ring = Keyring(role or "viewer", self._where.keyfolder).to(SERVERS[self._target])
             known = (ring.own_public(), ring.secret())
             link.curve_publickey, link.curve_secretkey = known if role else zmq.curve_keypair()
-            link.curve_serverkey = ring.server_keys()[0]
+            link.curve_serverkey = ring.server_key()
         if self._draw.random() < 0.3:  # without keys a name can be taken over: docs/security.md
             link.routing_id = self._draw.choice(NAMES if self._where.keyfolder else NAMES[:2])
         link.connect(self._address)

@@ -82,7 +82,7 @@ async def test_an_unknown_key_gets_no_answer(locked: Locked) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
-        stranger.curve_serverkey = locked.where.keys("viewer").to("broker").server_keys()[0]
+        stranger.curve_serverkey = locked.where.keys("viewer").to("broker").server_key()
         stranger.connect(locked.where.broker)
         stranger.send_multipart([b"\x82\xa4kind\xa7request\xa2id\x01", b"\x81\xa4type\xaaget_queues"])
         assert not await asyncio.to_thread(stranger.poll, 1000)

@@ -1,8 +1,8 @@
 """CURVE: who may connect to a locked server. Both ends of the handshake.
 
-Server: libzmq asks the process's `Authenticator` (ZAP, RFC 27) whether a key is known. A connection whose key cannot
-be looked up is refused before it can send a message; otherwise every message of the connection carries the key.
-Client: `Connector` connects only to a server with a pinned key; if the server has several, it tries the newest first.
+Server: libzmq asks the process's `Authenticator` (ZAP, RFC 27) whether a key is known. A connection with another key
+is refused before it can send a message; otherwise every message of the connection carries the key.
+Client: `Connector` connects only to a server with the pinned key.
 Knows zmq, but no messages.
 
 `Monitor` watches a socket's connection events.
@@ -15,20 +15,20 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 import zmq
 from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
 from rhymed.core.errors import ConfigError
-from rhymed.core.wire.keys import Keyring, KnownKeys
+from rhymed.core.wire.keys import Keyring
 from rhymed.core.wire.limits import LogThrottle
 
 log = logging.getLogger(__name__)
 
 ZAP = "inproc://zeromq.zap.01"
-PAUSE_S = 1.0  # before the next attempt of a refused client, perhaps with another key, or of a failed authenticator
+PAUSE_S = 1.0  # before the next attempt of a refused client, or of a failed authenticator
 FAILURES = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
@@ -37,20 +37,20 @@ FAILURES = (
 class Authenticator(AsyncioAuthenticator):
     """Answers libzmq for all locked servers of this process, on the event loop of the first; one domain per server.
 
-    pyzmq's task would end silently with the first exception, and no connection would open any more. Here a failed
-    lookup refuses one connection, and a task that fails is logged and started again.
+    pyzmq's task would end silently with the first exception, and no connection would open any more. Here a task that
+    fails is logged and started again.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._known: dict[str, KnownKeys] = {}  # domain -> keys of that server
+        self._known: dict[str, Container[str]] = {}  # domain -> keys that may connect to that server
         self._numbers = itertools.count(1)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._serving: asyncio.Task[None] | None = None
         self._peer_ip = ""  # of the connection that is being authenticated
         self._throttle = LogThrottle()
 
-    def open(self, known: KnownKeys) -> bytes:
+    def open(self, known: Container[str]) -> bytes:
         """Accept connections with these keys; returns the domain for the server's socket."""
         if self._loop is None or self._loop.is_closed():
             self.stop()
@@ -88,12 +88,8 @@ class Authenticator(AsyncioAuthenticator):
 
     def callback(self, domain: str, key: bytes) -> bool:
         """pyzmq's question: may a connection with this key (Z85) open? If so, the key becomes its user id."""
-        try:
-            if self._known[domain].role(key.decode()) is not None:
-                return True
-        except Exception:
-            log.exception("key %s... from %s refused: it could not be looked up", key[:8].decode(), self._peer_ip)
-            return False
+        if key.decode() in self._known.get(domain, ()):
+            return True
         if (suffix := self._throttle.permit(time.monotonic())) is not None:
             log.warning("unknown key %s... from %s refused%s", key[:8].decode(), self._peer_ip, suffix)
         return False
@@ -113,7 +109,7 @@ class Authenticator(AsyncioAuthenticator):
 AUTHENTICATOR = Authenticator()
 
 
-def lock(socket: zmq.Socket[bytes], keys: Keyring, known: KnownKeys) -> bytes:
+def lock(socket: zmq.Socket[bytes], keys: Keyring, known: Container[str]) -> bytes:
     """Make this socket, before it is bound, a CURVE server for known keys only; the domain, for `close`."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own_public())
@@ -144,7 +140,6 @@ class Connector:
         self._on_use, self._on_disconnect, self._on_connect = on_use, on_disconnect, on_connect
         self._loop = asyncio.get_running_loop()
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._tries = 0
         self._throttle = LogThrottle(lines=1, window_s=60.0)
         self._set_keys()
         events = FAILURES | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -164,10 +159,9 @@ class Connector:
 
     def _set_keys(self) -> None:
         """For the next connection. Raises `ConfigError`."""
-        pinned = self._keys.server_keys()
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.own_public())
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret())
-        self._socket.setsockopt(zmq.CURVE_SERVERKEY, pinned[self._tries % len(pinned)])
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._keys.server_key())
 
     def _on_event(self, event: int) -> None:
         if event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECT_RETRIED):
@@ -187,16 +181,15 @@ class Connector:
             return
         if (suffix := self._throttle.permit(time.monotonic())) is not None:
             reason = (
-                f"it does not know our key: is {self._keys.role}'s newest key in its file of public keys?"
+                f"it does not know our key: is {self._keys.role}'s key in its file of public keys?"
                 if our_key
-                else f"is it there, and is its key among those of {self._keys.server} in our file of public keys?"
+                else f"is it there, and is its key that of {self._keys.server} in our file of public keys?"
             )
             log.warning("no handshake with %s: %s%s", self._server, reason, suffix)
         self._retry_timer = self._loop.call_later(PAUSE_S, self._retry)
 
     def _retry(self) -> None:
         self._retry_timer = None
-        self._tries += 1
         self._socket.setsockopt(zmq.LINGER, 0)  # else the old attempt stays alive to deliver messages sent meanwhile
         with contextlib.suppress(zmq.ZMQError):  # libzmq may have given up already
             self._socket.disconnect(self._address)

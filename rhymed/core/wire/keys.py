@@ -1,17 +1,15 @@
 """Keys of a run's processes: one pair per role, in one folder, `net.keys`.
 
-The folder holds `public`, one line `role key` per valid key, and `ROLE.secret`, readable only by its owner. A process
-needs `public` and its own role's secret, nothing else. A role may have several public keys, the newest last, so keys
-can be changed during a run. Knows no sockets. Secrets are read when used; no attribute, message or log holds one.
+The folder holds `public`, one line `role key` per role, and `ROLE.secret`, readable only by its owner. A process
+needs `public` and its own role's secret, nothing else. Other keys are those of another folder, with which the run is
+resumed. Knows no sockets. Secrets are read when used; no attribute, message or log holds one.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 import struct
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,14 +19,11 @@ from rhymed.core import atomic
 from rhymed.core.errors import ConfigError
 from rhymed.core.text import quoted
 
-log = logging.getLogger(__name__)
-
 KeyRole: TypeAlias = Literal["broker", "store", "trainer", "rollout", "environment", "reward", "viewer", "operator"]
 ROLES: tuple[KeyRole, ...] = get_args(KeyRole)
 PUBLIC = "public"
 KEY_LENGTH = 40  # characters: 32 bytes in Z85
-REFRESH_S = 1.0  # delay after which a change of the public keys takes effect
-HEAD = "# Public keys of a run: role and key, a role's newest last. Every machine of the run has this file.\n"
+HEAD = "# Public keys of a run: role and key. Every machine of the run has this file.\n"
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class Keyring:
     role: KeyRole = "viewer"
     folder: Path | None = None
     insecure: bool = False
-    server: KeyRole = "broker"  # role of the server that a client connects to; only its keys are accepted
+    server: KeyRole = "broker"  # role of the server that a client connects to; only its key is accepted
 
     def to(self, server: KeyRole) -> Keyring:
         """For a client of a server of that role."""
@@ -49,7 +44,7 @@ class Keyring:
         return read_secret(self._folder(), self.role)
 
     def own_public(self) -> bytes:
-        """The public key of our secret. Raises `ConfigError` if it is not among the valid ones."""
+        """The public key of our secret. Raises `ConfigError` if it is another one in `public`."""
         public = public_of(self.secret())
         if read_public(self._folder()).get(public.decode()) != self.role:
             raise ConfigError(
@@ -58,17 +53,16 @@ class Keyring:
             )
         return public
 
-    def server_keys(self) -> list[bytes]:
-        """Valid public keys of the server, newest first; never empty. Raises `ConfigError`."""
-        keys = [key.encode() for key, role in read_public(self._folder()).items() if role == self.server]
-        if not keys:
-            raise ConfigError(
-                f"{self._folder() / PUBLIC} has no key of role {self.server}: `rhymed keygen` makes one"
-            )
-        return keys[::-1]
+    def server_key(self) -> bytes:
+        """The server's public key. Raises `ConfigError`."""
+        for key, role in read_public(self._folder()).items():
+            if role == self.server:
+                return key.encode()
+        raise ConfigError(f"{self._folder() / PUBLIC} has no key of role {self.server}: `rhymed keygen` makes one")
 
-    def known(self) -> KnownKeys:
-        return KnownKeys(self._folder())
+    def known(self) -> dict[str, KeyRole]:
+        """The role of each public key (Z85). Raises `ConfigError`."""
+        return read_public(self._folder())
 
     def _folder(self) -> Path:
         assert self.folder is not None, "no folder of keys is configured"
@@ -77,42 +71,6 @@ class Keyring:
 
 OPEN = Keyring()
 """No keys: only ipc and loopback addresses."""
-
-
-class KnownKeys:
-    """The role of each valid public key. Follows the file; while that cannot be read, the old keys stay valid."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._roles = read_public(folder)
-        self._stamp = self._file_stamp()
-        self._refreshed = time.monotonic()
-
-    def role(self, key: str) -> KeyRole | None:
-        """`None`: unknown or retired. `key` in Z85."""
-        now = time.monotonic()
-        if now - self._refreshed > REFRESH_S:
-            self._refreshed = now
-            self._refresh()
-        return self._roles.get(key)
-
-    def _refresh(self) -> None:
-        stamp = self._file_stamp()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._roles = read_public(self._folder)
-            log.info("public keys changed: %d valid keys", len(self._roles))
-        except ConfigError as error:
-            log.warning("changed public keys ignored: %s", error)
-
-    def _file_stamp(self) -> tuple[int, int, int]:
-        try:
-            stat_result = os.stat(self._folder / PUBLIC)
-        except OSError:
-            return (0, 0, 0)
-        return (stat_result.st_mtime_ns, stat_result.st_ino, stat_result.st_size)
 
 
 def secret_name(role: KeyRole) -> str:
@@ -127,7 +85,7 @@ def public_of(secret: bytes) -> bytes:
 
 
 def read_public(folder: Path) -> dict[str, KeyRole]:
-    """key (Z85) -> role, a role's newest key last. Raises `ConfigError`."""
+    """key (Z85) -> role. Raises `ConfigError`."""
     file = folder / PUBLIC
     text = _read(file, stat.S_IWGRP | stat.S_IWOTH, "can be changed by others: run chmod go-w on it")
     roles: dict[str, KeyRole] = {}
@@ -138,8 +96,9 @@ def read_public(folder: Path) -> dict[str, KeyRole]:
         key = key.strip()
         if role not in ROLES or not _is_key(key):
             raise ConfigError(f"{file}, line {number}: not a role ({', '.join(ROLES)}) and a key")
-        if roles.setdefault(key, role) != role:
-            raise ConfigError(f"{file}, line {number}: the key of {role} is also the key of {roles[key]}")
+        if key in roles or role in roles.values():
+            raise ConfigError(f"{file}, line {number}: {role} or this key has a line already: each role has one key")
+        roles[key] = role
     return roles
 
 
@@ -154,40 +113,29 @@ def read_secret(folder: Path, role: KeyRole) -> bytes:
     return key.encode()
 
 
-def make_keys(folder: Path, roles: Iterable[KeyRole], rotate: Iterable[KeyRole] = ()) -> list[KeyRole]:
-    """Make the missing pairs of `roles`, and new pairs for `rotate`; returns the roles with a new pair. Old public
-    keys stay valid until `retire`. Only `rotate` overwrites a secret."""
+def make_keys(folder: Path, roles: Iterable[KeyRole]) -> list[KeyRole]:
+    """Make the missing pairs of `roles`; returns the roles with a new pair. Overwrites no secret."""
     import zmq
 
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     public = read_public(folder) if (folder / PUBLIC).exists() else {}
-    rotated = set(rotate)
-    new = [role for role in ROLES if role in rotated or (role in set(roles) and role not in public.values())]
+    new = [role for role in ROLES if role in set(roles) and role not in public.values()]
     for role in new:
-        if role not in rotated and (folder / secret_name(role)).exists():
+        if (folder / secret_name(role)).exists():
             raise ConfigError(
                 f"{folder / secret_name(role)} exists, but {folder / PUBLIC} has no key of {role}: restore the file,"
-                f" or make a new pair with --rotate {role}"
+                " or make all keys anew in another folder"
             )
     secrets: dict[KeyRole, bytes] = {}
     for role in new:
         key, secrets[role] = zmq.curve_keypair()
         public[key.decode()] = role
     if new:  # public keys first: a secret whose public key is not listed is refused
-        _write_public(folder, public)
+        lines = sorted(f"{role} {key}\n" for key, role in public.items())
+        atomic.write(folder / PUBLIC, HEAD + "".join(lines), mode=0o644, synced=True)
     for role, secret in secrets.items():
         atomic.write(folder / secret_name(role), secret.decode() + "\n", mode=0o600, synced=True)
     return new
-
-
-def retire(folder: Path, roles: Iterable[KeyRole]) -> int:
-    """Remove all but the newest public key of these roles; returns the number removed."""
-    public, retired = read_public(folder), set(roles)
-    newest = {role: key for key, role in public.items()}
-    kept = {key: role for key, role in public.items() if role not in retired or newest[role] == key}
-    if len(kept) < len(public):
-        _write_public(folder, kept)
-    return len(public) - len(kept)
 
 
 def _is_key(text: str) -> bool:
@@ -215,13 +163,5 @@ def _cure(file: Path) -> str:
     if file.name == PUBLIC and any(file.parent.glob("*.secret")):
         return "copy it from another machine of the run, or from the folder where the keys were made"
     if file.name != PUBLIC and (file.parent / PUBLIC).exists():
-        return (
-            "copy it from the folder where the keys were made, or make a new pair there:"
-            f" rhymed keygen {quoted(file.parent)} --rotate {file.stem}"
-        )
+        return "copy it from the folder where the keys were made, or make all keys anew in another folder"
     return f"`rhymed keygen {quoted(file.parent)}` makes a run's keys"
-
-
-def _write_public(folder: Path, keys: dict[str, KeyRole]) -> None:
-    lines = [f"{role} {key}\n" for role in ROLES for key, owner in keys.items() if owner == role]
-    atomic.write(folder / PUBLIC, HEAD + "".join(lines), mode=0o644, synced=True)

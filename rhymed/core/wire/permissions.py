@@ -81,11 +81,9 @@ ABOUT_OTHERS = (messages.GetQueues, messages.Drain)
 """Messages whose `worker` is not the sender."""
 
 
-def check(accepts: Any, role: KeyRole | None, message: Any) -> None:
-    """Raises `NotAllowed` unless a key of this role may send the message. `role` is None for a key without a role."""
+def check(accepts: Any, role: KeyRole, message: Any) -> None:
+    """Raises `NotAllowed` unless a key of this role may send the message."""
     kind = type(message).__name__
-    if role is None:
-        raise NotAllowed(f"{kind}: this key is not valid any more; copy the newest one from where the keys are made")
     if role not in RECEIVERS.get(accepts, {}).get(type(message), ()):
         raise NotAllowed(f"a {role} key may not send {kind}")
     if isinstance(message, messages.Join) and message.role != role:

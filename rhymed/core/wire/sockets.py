@@ -33,7 +33,7 @@ from rhymed.core.messages import Done, Envelope, Message
 from rhymed.core.wire import permissions
 from rhymed.core.wire.addresses import check_open, check_owner, check_port, claim, is_local, is_lockable, is_removed
 from rhymed.core.wire.curve import AUTHENTICATOR, Connector, Monitor, lock
-from rhymed.core.wire.keys import OPEN, Keyring, KnownKeys
+from rhymed.core.wire.keys import OPEN, Keyring, KeyRole
 from rhymed.core.wire.limits import IGNORE_S, RateLimiter, limits_of, raise_file_limit
 from rhymed.core.wire.link import Buffer, Handler, Incoming, Link, Parcel, name_of
 
@@ -66,7 +66,7 @@ class Server(Link):
         locked = keys.folder is not None and is_lockable(address)
         limits = limits_of(accepts)
         self._accepts = accepts
-        self._known: KnownKeys | None = None
+        self._known: dict[str, KeyRole] | None = None  # public key -> role; None: a link without keys
         self._domain = b""
         self._limiter = RateLimiter(limits)
         socket = _socket(zmq.ROUTER, address, limits.queued_out, limits.queued_in, limits.frame_bytes)
@@ -155,7 +155,7 @@ class Server(Link):
 
     def _permit(self, key: str, message: Any) -> None:
         if self._known is not None:
-            permissions.check(self._accepts, self._known.role(key), message)
+            permissions.check(self._accepts, self._known[key], message)
 
     def _penalize(self, peer: bytes) -> None:
         if self._limiter.penalize(peer, time.monotonic()):

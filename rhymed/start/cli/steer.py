@@ -57,8 +57,8 @@ def where_of(arguments: argparse.Namespace, role: KeyRole) -> Where:
     here = keys.folder is None or (keys.folder / secret_name("operator")).exists()
     if role == "operator" and not here:
         raise ConfigError(
-            f"steering needs the run's {secret_name('operator')}, and {keys.folder} does not contain it; if there is"
-            " none yet, `rhymed keygen` makes it where the run's keys are"
+            f"steering needs the run's {secret_name('operator')}, and {keys.folder} does not contain it: copy it"
+            " from the folder where the keys were made"
         )
     return Where(address, Keyring(role, keys.folder, keys.insecure), folder)
 

@@ -1,14 +1,12 @@
-"""A run's keys as files: who may read them, which count, and how they are changed."""
+"""A run's keys as files: who may read them, and which count."""
 
-import os
-import time
 from pathlib import Path
 
 import pytest
 
 from rhymed.core.errors import ConfigError
 from rhymed.core.wire import keys
-from rhymed.core.wire.keys import ROLES, Keyring, KnownKeys, make_keys, read_public, read_secret, retire
+from rhymed.core.wire.keys import ROLES, Keyring, make_keys, read_public, read_secret
 from rhymed.start.cli import main
 
 
@@ -42,36 +40,13 @@ def test_a_lost_public_key_is_not_made_up_for_silently(folder: Path) -> None:
 def test_a_lost_file_is_named_with_its_cure(folder: Path, tmp_path: Path) -> None:
     """`rhymed keygen` makes no new pair for a role that has a public key."""
     (folder / "reward.secret").unlink()
-    with pytest.raises(
-        ConfigError, match=r"reward\.secret: No such file .*or make a new pair there: .*--rotate reward"
-    ):
+    with pytest.raises(ConfigError, match=r"reward\.secret: No such file .*or make all keys anew in another folder"):
         Keyring("reward", folder).own_public()
-    assert make_keys(folder, [], ["reward"]) == ["reward"]
     (folder / "public").unlink()
     with pytest.raises(ConfigError, match=r"public: No such file or directory; copy it from another machine"):
-        Keyring("reward", folder).own_public()
+        Keyring("store", folder).own_public()
     with pytest.raises(ConfigError, match=r"`rhymed keygen .*none` makes a run's keys"):
         Keyring("reward", tmp_path / "none").own_public()
-
-
-def test_rotation_keeps_the_old_key_until_it_is_retired(folder: Path) -> None:
-    old = Keyring("rollout", folder).own_public()
-    assert make_keys(folder, [], ["rollout"]) == ["rollout"]
-    new = Keyring("rollout", folder).own_public()
-    public = read_public(folder)
-    assert old != new
-    assert (public[old.decode()], public[new.decode()]) == ("rollout", "rollout")
-    assert retire(folder, ["broker"]) == 0
-    assert retire(folder, ["rollout"]) == 1
-    assert old.decode() not in read_public(folder)
-    assert Keyring("rollout", folder).own_public() == new
-
-
-def test_of_a_servers_keys_the_newest_is_tried_first(folder: Path) -> None:
-    ring = Keyring("rollout", folder).to("store")
-    old = ring.server_keys()
-    make_keys(folder, [], ["store"])
-    assert ring.server_keys() == [Keyring("store", folder).own_public(), *old]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
@@ -93,7 +68,7 @@ def test_a_process_needs_no_secrets_but_its_own(folder: Path) -> None:
             (folder / f"{role}.secret").unlink()
     ring = Keyring("rollout", folder).to("broker")
     assert ring.own_public()
-    assert len(ring.server_keys()) == 1
+    assert len(ring.server_key()) == 40
     with pytest.raises(ConfigError, match=r"broker\.secret: No such file"):
         Keyring("broker", folder).own_public()
 
@@ -122,32 +97,16 @@ def test_a_line_that_is_no_key_is_named(folder: Path, line: str) -> None:
         read_public(folder)
 
 
-def test_one_key_has_one_role(folder: Path) -> None:
-    key = next(key for key, role in read_public(folder).items() if role == "viewer")
-    with (folder / "public").open("a") as stream:
-        stream.write(f"broker {key}\n")
-    with pytest.raises(ConfigError, match="the key of broker is also the key of viewer"):
-        read_public(folder)
-
-
-def test_changes_of_the_file_count_soon_and_damage_changes_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keys, "REFRESH_S", 0.0)
-    known = KnownKeys(folder)
-    old = Keyring("reward", folder).own_public().decode()
-    make_keys(folder, [], ["reward"])
-    new = Keyring("reward", folder).own_public().decode()
-    assert (known.role(old), known.role(new), known.role("x")) == ("reward", "reward", None)
-    good = (folder / "public").read_text()
-    (folder / "public").write_text("nonsense\n")
-    assert known.role(old) == "reward"
-    (folder / "public").unlink()
-    assert known.role(old) == "reward"
-    (folder / "public").write_text(good)
-    os.utime(folder / "public", (time.time() + 5, time.time() + 5))
-    retire(folder, ["reward"])
-    assert (known.role(old), known.role(new)) == (None, "reward")
+def test_one_key_has_one_role_and_one_role_one_key(folder: Path, tmp_path: Path) -> None:
+    mine, good = read_public(folder), (folder / "public").read_text()
+    make_keys(tmp_path / "other", ROLES)
+    others = read_public(tmp_path / "other")
+    viewer = next(key for key, role in mine.items() if role == "viewer")
+    broker = next(key for key, role in others.items() if role == "broker")
+    for line in (f"operator {viewer}\n", f"broker {broker}\n"):
+        (folder / "public").write_text(good + line)
+        with pytest.raises(ConfigError, match="each role has one key"):
+            read_public(folder)
 
 
 def test_the_command_tells_what_to_copy_and_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,19 +116,13 @@ def test_the_command_tells_what_to_copy_and_no_secret(tmp_path: Path, capsys: py
     assert "rollout.secret  ->  every machine with rollout workers" in output
     assert "net.keys = " in output
     assert sorted(file.name for file in folder.iterdir()) == ["broker.secret", "public", "rollout.secret"]
-    assert main(["keygen", str(folder), "--rotate", "rollout"]) == 0
+    assert main(["keygen", str(folder), "--role", "rollout"]) == 0
     output += capsys.readouterr().out
-    assert "--retire rollout" in output
-    assert len(read_public(folder)) == 3
-    assert main(["keygen", str(folder), "--retire", "rollout"]) == 0
-    output += capsys.readouterr().out
-    assert len(read_public(folder)) == 2
-    assert "retired  1 old keys" in output
+    assert "nothing to do" in output
     assert all(read_secret(folder, role).decode() not in output for role in ("rollout", "broker"))
 
 
 def test_the_command_refuses_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert main(["keygen", str(tmp_path / "file" / "keys")]) == 2
-    assert main(["keygen", str(tmp_path), "--retire", "broker"]) == 2
     assert "Traceback" not in capsys.readouterr().err

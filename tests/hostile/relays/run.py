@@ -114,7 +114,7 @@ def run(quick: bool, hosts: int | None = None, steps: int | None = None, out: Pa
         raise ConfigError("--hosts: at least 3, since two of them die")
     folder = out or Path(tempfile.mkdtemp(prefix="rhymed-relays-"))
     folder.mkdir(parents=True, exist_ok=True)
-    make_keys(folder / "keys", ROLES, ())
+    make_keys(folder / "keys", ROLES)
     shape = Shape(steps or (4 if quick else 12), rollout=0, reward=1, settings=_settings(folder.resolve()))
     plain, _ = _whole(shape, folder, "plain", 1, [])
     first, second = Kill(1, 1, returns=True), Kill(2, 2, returns=False)
