@@ -100,8 +100,7 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
         "--parts",
         type=listed(str),
         metavar="A,B",
-        help=f"gpu: only {', '.join(PARTS)}; agents: slots, turns, endpoint, drafts, forecast;"
-        " whole: measured, simulated",
+        help=f"gpu: only {', '.join(PARTS)}; agents: slots, turns, endpoint, drafts; whole: measured, simulated",
     )
     parser.add_argument("--seconds", type=float, metavar="S", help="gpu: the limit of each part (default: its own)")
     parser.add_argument("--dry", action="store_true", default=None, help="gpu, hosts: print what would be done")

@@ -31,21 +31,6 @@ class Recorded:
         return [response for response, _ in pairs], [mask for _, mask in pairs]
 
 
-def turns_of(folder: Path) -> list[tuple[int, str, list[int]]]:
-    """Step, prompt, and the policy's tokens of each turn, of the trained samples of a run's folder, by step. Raises
-    `ConfigError` if it has none in turns."""
-    found: list[tuple[int, str, list[int]]] = []
-    with open_folder(folder) as run:
-        for prompt in run.browse.ids():
-            infos = [
-                one.info for one in run.browse.responses(prompt) if one.info.turns and is_trained(one.info.id.step)
-            ]
-            found += [(info.id.step, prompt, [count for count in info.turns[::2] if count]) for info in infos]
-    if not found:
-        raise ConfigError(f"{folder}: it has no samples in turns")
-    return sorted(found, key=lambda one: one[0])
-
-
 def read(folder: Path) -> Recorded:
     """The trained samples of a run's folder. A program's samples, which have several rows, are left out. Raises
     `ConfigError` for a run without turns, or of one epoch."""

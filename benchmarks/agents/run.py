@@ -4,7 +4,6 @@
 * `turns`: the same with a slot for each: what is between a tool and the engine, and between the engine and a tool.
 * `endpoint`: what the endpoint of programs adds to a call, at about 60 calls a second.
 * `drafts`: tokens a forward pass, on recorded samples in turns (`--trace`, the folder of a run of several epochs).
-* `forecast`: error of the forecast of a sample's tokens, by turns and by whole responses, on the same.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agents import drafts, endpoint, forecast, sessions
+from benchmarks.agents import drafts, endpoint, sessions
 from rhymed.core import atomic
 from rhymed.core.errors import ConfigError
 from rhymed.core.output import show
@@ -39,7 +38,7 @@ def _endpoint(quick: bool) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {"slots": _slots, "turns": _turns, "endpoint": _endpoint}
-RECORDED = ("drafts", "forecast")  # parts that read a run's folder
+RECORDED = ("drafts",)  # parts that read a run's folder
 
 
 def run(
@@ -55,16 +54,12 @@ def run(
         raise ConfigError(f"--part {needy[0]} needs --trace FOLDER, of a run in turns with at least two epochs")
     results: dict[str, Any] = {}
     for part in parts or [*PARTS, *(RECORDED if trace else [])]:
-        results[part] = _recorded(part, trace) if part in RECORDED and trace else PARTS[part](quick)
+        results[part] = drafts.run(trace) if part in RECORDED and trace else PARTS[part](quick)
         for name, value in _flat(results[part]):
             show(f"{part:<10}{name:<42}{value:>12.4g}", flush=True)
         if out:
             atomic.write(out, json.dumps(results, indent=1) + "\n")
     return results
-
-
-def _recorded(part: str, trace: Path) -> dict[str, Any]:
-    return drafts.run(trace) if part == "drafts" else forecast.run(trace)
 
 
 def _flat(result: dict[str, Any], before: str = "") -> Iterator[tuple[str, float]]:

@@ -27,25 +27,26 @@ VISITS = 4  # the newest ones of a prompt's history: drift makes older ones wort
 
 
 class Lengths(Protocol):
-    """A forecast of response lengths, in tokens; see `Forecast`, and `TurnForecast` for what `turns` are."""
+    """A forecast of response lengths, in tokens that the policy writes; see `Forecast`."""
 
-    def remember(self, prompt: str, past: Sequence[tuple[int, int]], turns: Sequence[Sequence[int]] = ()) -> None: ...
+    def remember(self, prompt: str, past: Sequence[tuple[int, int]]) -> None: ...
 
     def open(self, step: int, prompts: Iterable[str]) -> None: ...
 
-    def finished(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> None: ...
+    def finished(self, step: int, prompt: str, tokens: int) -> None: ...
 
     def expect(self, step: int, prompt: str) -> float: ...
 
     def running(self, step: int, prompt: str, tokens: Iterable[int]) -> None: ...
 
-    def left(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> float: ...
+    def left(self, step: int, prompt: str, tokens: int) -> float: ...
 
     def close(self, step: int) -> None: ...
 
 
 class Forecast:
-    """Lengths are response tokens, 1 to `cap` (`max_response_length`). Knows training steps, which close in order."""
+    """Lengths are response tokens that the policy writes, 1 to `cap` (`max_response_length`). Knows training steps,
+    which close in order."""
 
     def __init__(self, cap: int) -> None:
         if not cap >= 1:
@@ -57,7 +58,7 @@ class Forecast:
         self._ended = 0  # samples of the run and its history
         self._learned = 0  # of these, when the model last learned
 
-    def remember(self, prompt: str, past: Iterable[tuple[int, int]], turns: Sequence[Sequence[int]] = ()) -> None:
+    def remember(self, prompt: str, past: Iterable[tuple[int, int]]) -> None:
         """`(step, tokens)` of its samples in closed steps, oldest first; replaces what was known of the prompt."""
         steps = groupby((entry for entry in past if entry[1] >= 1), key=itemgetter(0))  # 0 tokens: aborted
         if visits := [[self._bin(tokens) for _, tokens in visit] for _, visit in steps]:
@@ -68,7 +69,7 @@ class Forecast:
         self._catch_up()
         self._model.refresh([self._group(step, prompt) for prompt in prompts])
 
-    def finished(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> None:
+    def finished(self, step: int, prompt: str, tokens: int) -> None:
         """A sample ended. More than the cap counts as the cap."""
         bin, group = self._bin(tokens), self._group(step, prompt)
         group.done.append(bin)
@@ -88,7 +89,7 @@ class Forecast:
         """Expected tokens of a sample that has not begun."""
         return min(max(1.0, float(self._table(step, prompt, 0)[1][0])), float(self.cap))
 
-    def left(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> float:
+    def left(self, step: int, prompt: str, tokens: int) -> float:
         """Expected further tokens of a sample that has `tokens`. 0 at the cap."""
         if tokens >= self.cap:
             return 0.0

@@ -33,6 +33,7 @@ from rhymed.core.service.service import Service
 from rhymed.core.steps import evaluated_version
 from rhymed.core.text import counted, evaluation_lines, step_line
 from rhymed.core.wire.sockets import DONE, Server
+from rhymed_broker.forecast import Forecast
 from rhymed_broker.ledger.actions import Action, Evaluated, FinishRun, Mark, Recall
 from rhymed_broker.ledger.ledger import Ledger, SignalRule
 from rhymed_broker.scheduler import POLICIES, Policy
@@ -45,7 +46,6 @@ from rhymed_broker.status.dashboard import Dashboard
 from rhymed_broker.status.snapshot import Latest
 from rhymed_broker.status.timeline import MetricsWriter, TimelineWriter
 from rhymed_broker.telemetry.exports import Exports
-from rhymed_broker.turns import forecast_of
 from rhymed_store.client import connect
 
 # Passes workers' reports about samples to the ledger. Before it has started, workers have to repeat them.
@@ -186,7 +186,7 @@ class BrokerService(Service):
         self._stays = stays
         self.config = config
         self.places = places
-        forecast = forecast_of(config.rollout.max_response_length, turns=config.environment.active)
+        forecast = Forecast(config.rollout.max_response_length)
         signal = SignalRule.of(config.trainer, config.rollout.prompts_per_step)
         environment, overlap = config.environment.active, config.trainer.overlap
         scoring_s = config.reward.longest_s(max(config.rollout.group_size, config.eval.samples))

@@ -139,7 +139,7 @@ class Sample:
     furthest = 0  # tokens that it had when a worker died with it
     tokens = 0  # generated so far, by its worker's last report
     before = 0  # of these, what stood in the response when its worker began
-    turns: tuple[int, ...] = ()  # tokens of the policy's stored turns; of a sample that a restart found, those since
+    earlier = 0  # tokens of the policy's stored turns; of a sample that a restart found, those since
     advanced = 0.0  # when `tokens` last changed
     begun = False  # a worker has held it: the store may have its first tokens
     repeated = False  # it was trained before a rollback, and is trained again
@@ -162,7 +162,7 @@ class Sample:
     @property
     def written(self) -> int:
         """Tokens of the policy so far, by its worker's last report."""
-        return sum(self.turns) + self.tokens - self.before
+        return self.earlier + self.tokens - self.before
 
     def refuse(self, event: Event) -> NoReturn:
         """Raises `InvalidTransition` with the sample's story."""

@@ -158,11 +158,9 @@ class StoreClient:
         question = messages.GetHistory(prompt=prompt, before_step=before_step, limit=limit)
         return await self._samples(question)
 
-    async def lengths(
-        self, prompts: Sequence[str], before_step: int, *, turns: bool = False
-    ) -> dict[str, messages.LengthRow]:
-        """Of each prompt the lengths of its earlier responses; `turns`: of their turns, too."""
-        question = messages.GetLengths(prompts=list(prompts), before_step=before_step, turns=turns)
+    async def lengths(self, prompts: Sequence[str], before_step: int) -> dict[str, messages.LengthRow]:
+        """Of each prompt how much the policy wrote in its earlier responses."""
+        question = messages.GetLengths(prompts=list(prompts), before_step=before_step)
         answer, _ = await self.ask(question, messages.Lengths)
         return {row.prompt: row for row in answer.rows}
 

@@ -137,6 +137,8 @@ async def test_a_whole_sample_says_which_tokens_its_environment_wrote(client: St
     assert (two.info.turns, two.info.earned, two.info.learned) == ([], None, 1)
     (past, _) = await client.history(PROMPT, 1)
     assert past.info.turns == [3, 2, 1]
+    row = (await client.lengths([PROMPT], 1))[PROMPT]
+    assert row.lengths == [(0, 4), (0, 1)], "what the policy wrote"
     assert not (await get_session(client, ONE)).session.answers, "what was in progress is gone"
     await answer(client, ONE, 0, [1])
     session = (await get_session(client, ONE)).session

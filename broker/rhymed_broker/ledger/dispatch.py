@@ -63,7 +63,7 @@ class Dispatch:
     def remember(self, past: Mapping[str, LengthRow]) -> None:
         """The store's answer to `Recall`: prompt -> lengths of its responses in earlier epochs."""
         for prompt, row in past.items():
-            self.forecast.remember(prompt, row.lengths, row.turns)
+            self.forecast.remember(prompt, row.lengths)
             if row.lengths:
                 self._known.add(prompt)
         for step, open_step in self._samples.open_steps.items():
@@ -299,7 +299,7 @@ class Dispatch:
                 sample.released, sample.goal = 0.0, ""
 
     def _left(self, sample: Sample) -> float:
-        return self.forecast.left(sample.id.step, sample.id.prompt, sample.written, sample.turns)
+        return self.forecast.left(sample.id.step, sample.id.prompt, sample.written)
 
     def _total(self, sample: Sample) -> float:
         return self._samples.open_steps[sample.id.step].forecast[sample.id.prompt]

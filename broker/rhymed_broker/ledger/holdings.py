@@ -114,7 +114,7 @@ class Holdings:
                 sample.author, sample.drafting = name, _sum(sample.drafting, info.drafting)
                 sample.ahead = sample.ahead[0] + info.ahead[0], sample.ahead[1] + info.ahead[1]
                 sample.before = sample.tokens
-                sample.turns += (info.length,) if info.length else ()  # 0: a turn that was written before
+                sample.earlier += info.length
                 self._samples.counts["tokens"] += info.length
                 self._samples.move(sample, "turned", now, name)
 
@@ -164,8 +164,7 @@ class Holdings:
         self._survived(info)
         self._samples.move(sample, "generated", now, name)
         if not is_evaluation(info.id.step) and info.learned:
-            turns = [count for count in info.turns[::2] if count]
-            self._dispatch.forecast.finished(info.id.step, info.id.prompt, info.learned, turns)
+            self._dispatch.forecast.finished(info.id.step, info.id.prompt, info.learned)
         self._samples.refuse_stale(sample, now, max(versions, default=None))
 
     def scored(self, name: str, scores: Iterable[Score], tested: Points, trained: Points, now: float) -> None:

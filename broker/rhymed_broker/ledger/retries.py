@@ -114,9 +114,8 @@ class Retries:
         """The store lacks it: it is generated again, and the worker that reported it rests."""
         author = next((who for _, event, who in reversed(sample.story) if event == "generated"), "")
         self._workers.release(sample, now)
-        sample.length = sample.learned = sample.oldest = sample.tokens = sample.before = 0
+        sample.length = sample.learned = sample.oldest = sample.tokens = sample.before = sample.earlier = 0
         sample.drafting, sample.ahead, sample.released, sample.begun = None, (0, 0), 0.0, True
-        sample.turns = ()
         self._samples.open_steps[sample.id.step].meter.reopen()
         self._samples.move(sample, "unstored", now, author)
         if worker := self._workers.by_name.get(author):

@@ -118,7 +118,7 @@ class Recovery:
         try:
             for first in range(0, len(prompts), RECALLED):
                 part = prompts[first : first + RECALLED]
-                past |= await self._store.lengths(part, step, turns=self._config.environment.active)
+                past |= await self._store.lengths(part, step)
         except RhymedError as error:
             log.warning("step %d is scheduled without the lengths of earlier epochs: %s", step + 1, error)
         if past:

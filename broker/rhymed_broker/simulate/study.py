@@ -68,11 +68,11 @@ class Oracle:
         self._workload = workload
         self._group = range(len(workload.plan.samples(0)) // max(1, len(workload.plan.prompts(0))))
 
-    def remember(self, prompt: str, past: Sequence[tuple[int, int]], turns: Sequence[Sequence[int]] = ()) -> None: ...
+    def remember(self, prompt: str, past: Sequence[tuple[int, int]]) -> None: ...
 
     def open(self, step: int, prompts: Iterable[str]) -> None: ...
 
-    def finished(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> None: ...
+    def finished(self, step: int, prompt: str, tokens: int) -> None: ...
 
     def running(self, step: int, prompt: str, tokens: Iterable[int]) -> None: ...
 
@@ -82,7 +82,7 @@ class Oracle:
         """Of the longest sample of the group, which decides when the group has to begin."""
         return float(max(self._workload.length(SampleId(step, prompt, index)) for index in self._group))
 
-    def left(self, step: int, prompt: str, tokens: int, turns: Sequence[int] = ()) -> float:
+    def left(self, step: int, prompt: str, tokens: int) -> float:
         return max(0.0, self.expect(step, prompt) - tokens)
 
 

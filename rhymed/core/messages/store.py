@@ -187,7 +187,6 @@ class GetLengths(Message, frozen=True, kw_only=True, tag="get_lengths"):
 
     prompts: list[PromptId]
     before_step: Step
-    turns: bool = False  # the lengths of the policy's turns, too
 
 
 class GetJournal(Message, frozen=True, kw_only=True, tag="get_journal"):
@@ -272,8 +271,7 @@ class Sessions(Message, frozen=True, kw_only=True, tag="sessions"):
 
 class LengthRow(Part, frozen=True, kw_only=True):
     prompt: PromptId
-    lengths: list[tuple[Step, Count]]  # (step, response tokens), oldest step first
-    turns: list[list[Count]] = []  # of each of these the policy's tokens of each turn, if asked for
+    lengths: list[tuple[Step, Count]]  # (step, response tokens that the policy wrote), oldest step first
 
 
 class Lengths(Message, frozen=True, kw_only=True, tag="lengths"):

@@ -95,21 +95,21 @@ class Reads:
 
     def lengths(self, message: messages.GetLengths) -> messages.Lengths:
         with self._database.read() as txn, txn.cursor(self._tables["samples"]) as cursor:
-            rows = [self._lengths(txn, cursor, prompt, message) for prompt in message.prompts]
+            rows = [self._lengths(txn, cursor, prompt, message.before_step) for prompt in message.prompts]
         return messages.Lengths(rows=rows)
 
-    def _lengths(self, txn: Any, cursor: Any, prompt: str, message: messages.GetLengths) -> messages.LengthRow:
+    def _lengths(self, txn: Any, cursor: Any, prompt: str, before_step: int) -> messages.LengthRow:
         low = records.prompt_key(prompt)
-        high, lengths, turns = low + records.step_prefix(message.before_step), [], []
+        high, lengths = low + records.step_prefix(before_step), []
+        has_turns = sessions.has_turns(txn, self._tables)
         if cursor.set_range(low):
             for key, value in cursor:
                 if bytes(key) >= high:
                     break
-                lengths.append((records.step_of(key), records.unpack_length(value)))
-                if message.turns:
-                    kept = sessions.finished(txn, self._database.tables, bytes(key))
-                    turns.append([count for count in kept.turns[::2] if count] if kept else [])
-        return messages.LengthRow(prompt=prompt, lengths=lengths, turns=turns)
+                kept = sessions.finished(txn, self._tables, bytes(key)) if has_turns else None
+                length = sum(kept.turns[::2]) if kept else records.unpack_length(value)
+                lengths.append((records.step_of(key), length))
+        return messages.LengthRow(prompt=prompt, lengths=lengths)
 
     def journal(self, message: messages.GetJournal) -> messages.Journal:
         entries, low = {}, records.step_prefix(message.from_step)

@@ -275,6 +275,11 @@ def in_progress(txn: Any, tables: dict[str, Any], low: bytes) -> Iterator[messag
             there = cursor.set_range(own + b"\xff" * 5)
 
 
+def has_turns(txn: Any, tables: dict[str, Any]) -> bool:
+    """Whether any complete sample had an environment."""
+    return bool(txn.stat(tables[FINISHED])["entries"])
+
+
 def finished(txn: Any, tables: dict[str, Any], key: bytes) -> Finished | None:
     """Of the complete sample with this key; None: it had no environment. Raises `StoreDamaged`."""
     value = txn.get(key, db=tables[FINISHED])
@@ -285,7 +290,7 @@ def attached(
     txn: Any, tables: dict[str, Any], infos: Sequence[messages.SampleInfo], *, said: bool = False
 ) -> list[messages.SampleInfo]:
     """Infos with their turns; `said`: also with messages. Costs nothing in a store without turns."""
-    if not txn.stat(tables[FINISHED])["entries"]:
+    if not has_turns(txn, tables):
         return list(infos)
     found = [finished(txn, tables, records.sample_key(info.id)) for info in infos]
     return [info if kept is None else kept.attach(info, said=said) for info, kept in zip(infos, found, strict=True)]

@@ -422,13 +422,13 @@ def test_an_environment_worker_gets_one_suspect() -> None:
     assert sum(story.state(id) == "acting" for id in (A0, A1, B0, B1)) == 2, "one for each worker"
 
 
-def test_the_forecast_has_the_turns_and_tokens_of_the_policy() -> None:
+def test_the_forecast_has_the_tokens_of_the_policy() -> None:
     class Noted:
         def __init__(self) -> None:
-            self.ended: list[tuple[int, list[int]]] = []
+            self.ended: list[int] = []
 
-        def finished(self, step: int, prompt: str, tokens: int, turns: list[int]) -> None:
-            self.ended.append((tokens, turns))
+        def finished(self, step: int, prompt: str, tokens: int) -> None:
+            self.ended.append(tokens)
 
     story = Turns(Ledger(Rules(environment=True)))
     story.begin(SmallPlan())
@@ -438,11 +438,11 @@ def test_the_forecast_has_the_turns_and_tokens_of_the_policy() -> None:
     story.ledger.heartbeat(Heartbeat(worker="w", version=0, holding=[Holding(id=A0, tokens=7)]), story.now)
     sample = story.ledger.samples.get(A0)
     assert sample is not None
-    assert (sample.written, sample.turns) == (7, ())
+    assert (sample.written, sample.earlier) == (7, 0)
     story.ledger.turned("w", [info(A0, length=10)], story.now)
     story.drain()
     story.answered("environment-0", A0)
-    assert (sample.written, sample.turns) == (10, (10,))
+    assert (sample.written, sample.earlier) == (10, 10)
     story.ledger.heartbeat(
         Heartbeat(worker="w", version=0, holding=[Holding(id=A0, tokens=19, before=15)]), story.now
     )
@@ -451,4 +451,4 @@ def test_the_forecast_has_the_turns_and_tokens_of_the_policy() -> None:
     story.drain()
     noted = story.ledger.dispatch.forecast = Noted()  # type: ignore[assignment]
     story.ledger.generated("environment-0", [msgspec.structs.replace(info(A0, length=25), turns=[10, 5, 10])], 0.0)
-    assert noted.ended == [(20, [10, 10])]  # type: ignore[attr-defined]
+    assert noted.ended == [20]  # type: ignore[attr-defined]
