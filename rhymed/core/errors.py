@@ -53,20 +53,6 @@ from __future__ import annotations
 class RhymedError(Exception):
     """Base of all; `str(error)` is a sentence for the user."""
 
-    def _render_traceback_(self) -> list[str]:
-        """The lines that IPython shows: where the user's own code is, and the sentence."""
-        import traceback
-        from pathlib import Path
-
-        package = str(Path(__file__).parents[1])
-        lines = []
-        for frame in traceback.extract_tb(self.__traceback__):
-            cell = "ipykernel_" in frame.filename or frame.filename.startswith("<ipython")
-            if cell or not (frame.filename.startswith(package) or "/lib/python" in frame.filename):
-                place = "cell" if cell else frame.filename
-                lines += [f"{place}, line {frame.lineno}, in {frame.name}", f"    {frame.line}"]
-        return [*lines, "", f"{type(self).__name__}: {self}"]
-
 
 class ConfigError(RhymedError):
     pass

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import rhymed
 from rhymed.core.errors import ConfigError, RunFailed
 from rhymed.start.api import child
 
@@ -48,14 +47,3 @@ def test_a_run_ends_with_the_program_it_belongs_to(tmp_path: Path) -> None:
         assert run.stdout.readline() == b"shown\n"
         run.stdin.close()
         assert run.wait(30) == -signal.SIGTERM
-
-
-def test_a_notebook_shows_the_callers_line_and_the_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError) as failure:
-        rhymed.train(dataset=[{"prompt": "a"}], epoch=4)
-    lines = failure.value._render_traceback_()
-    assert lines[-1] == "ConfigError: epoch: no such setting; did you mean epochs?"
-    assert lines[0].startswith(f"{__file__}, line ")
-    assert lines[1] == '    rhymed.train(dataset=[{"prompt": "a"}], epoch=4)'
-    assert len(lines) == 4, "without frames of the package"
-    assert capsys.readouterr().out == "", "nothing is shown of a run that does not begin"
