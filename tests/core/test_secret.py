@@ -145,9 +145,10 @@ def test_sinks_get_the_same_as_pages(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     seen = []
     monkeypatch.setattr(sender, "open_sink", lambda name, run: seen.append(run.config))
-    config = Config.model_validate({"run": {"folder": str(tmp_path)}}).model_dump(mode="json")
-    config["reward"]["options"] = {"api_key": "SESAME1234"}
-    (tmp_path / config["run"]["name"]).mkdir()
+    config = Config.model_validate({"run": {"folder": str(tmp_path)}})
+    reward = config.reward.model_copy(update={"options": {"api_key": "SESAME1234"}})
+    config = config.model_copy(update={"reward": reward})
+    (tmp_path / config.run.name).mkdir()
     sender.Sender("wandb", config, 10.0)
     assert "SESAME1234" not in json.dumps(seen)
 

@@ -27,7 +27,7 @@ class RunDescription:
     name: str  # the run's
     id: str  # 16 hex digits; stays the same when the run or the sink restarts
     config: Mapping[str, Any]  # section -> key -> value, without passwords in addresses
-    settings: Mapping[str, Any]  # `[metrics]`, unchanged
+    settings: Metrics
     folder: Path  # the run's, absolute
 
 

@@ -15,7 +15,7 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -45,35 +45,32 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--live", action="store_true", help="continue until stdin ends")
     parser.add_argument("--stall-s", type=float, default=300.0, help="end when one call takes longer (default: 300)")
     options = parser.parse_args(arguments)
-    config = _read(options.config, complete=options.live)
+    config = _read(options.config)
     if options.live:
         os.nice(NICENESS)
     Sender(options.sink, config, options.stall_s).run(live=options.live)
 
 
-def _read(file: Path, *, complete: bool) -> Mapping[str, Any]:
-    """`complete`: the file has every key, so validation, which is half of the start-up time, is skipped."""
+def _read(file: Path) -> Config:
     try:
-        tree: Mapping[str, Any] = json.loads(file.read_text())
+        tree = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}; name the config.json in a run's folder") from None
-    if complete:
-        return tree
-    return Config.model_validate(tree).model_dump(mode="json")
+    return Config.model_validate(tree)
 
 
 class Sender:
     """One sink, and the rows that it has not taken yet."""
 
-    def __init__(self, name: str, config: Mapping[str, Any], stall_s: float) -> None:
-        name_of_run = config["run"]["name"]
-        folder = Path(config["run"]["folder"]).expanduser().resolve() / name_of_run
+    def __init__(self, name: str, config: Config, stall_s: float) -> None:
+        folder = Path(config.run.folder).expanduser().resolve() / config.run.name
         self._stall_s = stall_s
         self._file = folder / "metrics.jsonl"
         with self._limited():
             self._bookmark = Bookmark(folder / "sinks", name)
             self._tables = SampleTables(folder, config)
-            run = RunDescription(name_of_run, self._bookmark.id, redacted(config), config["metrics"], folder)
+            settings = redacted(config.model_dump(mode="json"))
+            run = RunDescription(config.run.name, self._bookmark.id, settings, config.metrics, folder)
             self._sink = open_sink(name, run)
 
     def run(self, *, live: bool) -> None:
@@ -152,11 +149,11 @@ TRAINED = "reward/mean"
 
 
 class SampleTables:
-    """Of the run in `folder`. `config`: section -> key -> value."""
+    """Of the run in `folder`."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, config: Config) -> None:
         self._folder, self._config = folder, config
-        self._most = int(config["metrics"].get("samples", 0))
+        self._most = config.metrics.samples
 
     @property
     def wanted(self) -> bool:
@@ -166,8 +163,7 @@ class SampleTables:
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        config = Config.model_validate(dict(self._config))
-        return Tokenizer.from_file(str(tokenizer_of_run(self._folder, config)))
+        return Tokenizer.from_file(str(tokenizer_of_run(self._folder, self._config)))
 
     def of_step(self, step: int) -> list[SampleRow]:
         """Raises `ConfigError` without a store or a tokenizer, `StoreError` for a damaged store."""

@@ -27,9 +27,9 @@ class Mlflow:
 
         self._metric = Metric
         local = f"sqlite:///{run.folder.parent / 'mlflow.db'}"
-        uri = run.settings["mlflow"] or os.environ.get("MLFLOW_TRACKING_URI") or local
+        uri = run.settings.mlflow or os.environ.get("MLFLOW_TRACKING_URI") or local
         self._client: Any = MlflowClient(tracking_uri=uri)
-        project = run.settings["project"]
+        project = run.settings.project
         experiment = self._client.get_experiment_by_name(project)
         artifacts = (run.folder.parent / "mlartifacts").as_uri() if uri == local else None
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(project, artifacts)

@@ -18,9 +18,9 @@ class Trackio:
 
         settings = run.settings
         self._run: Any = trackio.init(
-            project=settings["project"],
+            project=settings.project,
             name=f"{run.name}-{run.id[:6]}",
-            space_id=settings["space"] or None,
+            space_id=settings.space or None,
             config=dict(run.config),
             resume="allow",
             embed=False,

@@ -19,15 +19,15 @@ class Wandb:
 
         settings = run.settings
         self._run: Any = wandb.init(
-            project=settings["project"],
-            entity=settings["entity"] or None,
+            project=settings.project,
+            entity=settings.entity or None,
             name=run.name,
             id=run.id,
             resume="allow",
             dir=str(run.folder),
             config=dict(run.config),
             allow_val_change=True,  # keys may change when the run is resumed
-            mode="offline" if settings["offline"] else None,
+            mode="offline" if settings.offline else None,
             settings=wandb.Settings(console="off", disable_git=True, save_code=False),
         )
         self._run.define_metric("step")

@@ -195,7 +195,7 @@ def test_what_a_person_forgot_is_reported_in_a_sentence(tmp_path: Path, monkeypa
         main(["wandb", str(tmp_path / "config.json")])
     monkeypatch.setattr(telemetry, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^wandb is not installed: pip install 'rhymed\[wandb\]'$"):
-        open_sink("wandb", RunDescription("r", "0" * 16, {}, {}, tmp_path))
+        open_sink("wandb", RunDescription("r", "0" * 16, {}, Metrics(), tmp_path))
 
 
 def test_a_folder_that_is_called_like_a_package_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rhymed.core.config import Metrics
 from rhymed.core.config.load import load_run
 from rhymed.core.errors import ConfigError
 from rhymed_broker.telemetry.__main__ import CHARACTERS, SampleTables
@@ -21,8 +22,8 @@ MakeRun = Callable[..., Path]
 
 
 def tables(folder: Path, most: int) -> SampleTables:
-    tree = load_run(folder).model_dump(mode="json")
-    return SampleTables(folder, {**tree, "metrics": {**tree["metrics"], "samples": most}})
+    config = load_run(folder)
+    return SampleTables(folder, config.model_copy(update={"metrics": Metrics(samples=most)}))
 
 
 def test_a_steps_prompts_with_their_best_and_their_worst_response(make_run: MakeRun) -> None:
