@@ -34,9 +34,7 @@
     │   ├── EnvironmentUnusable    the user's code cannot be loaded
     │   ├── EnvironmentDown        no process is left and none starts: no sample's fault, and a restart may help
     │   └── EnvironmentLost        its process ended through another sample's doing: it can be made again
-    ├── Unstartable            a component did not start: with the same words twice, it never will
-    │   ├── EngineUnstartable      the engine; an EngineError, too
-    │   └── LearnerUnstartable     the model, for training: a driver is missing; a TrainerError, too
+    ├── Unstartable            the engine or the model did not start: with the same words twice, it never will
     └── TrainerError
         ├── StalenessBroken    a sample older than the contract allows: refused
         ├── StepRefused        the trainer refuses a step for good
@@ -154,10 +152,6 @@ class Unstartable(RhymedError):
     pass
 
 
-class EngineUnstartable(EngineError, Unstartable):
-    pass
-
-
 class RewardError(RhymedError):
     pass
 
@@ -206,10 +200,6 @@ class CallRefused(RhymedError):
 
 
 class TrainerError(RhymedError):
-    pass
-
-
-class LearnerUnstartable(TrainerError, Unstartable):
     pass
 
 

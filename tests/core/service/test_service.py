@@ -175,7 +175,7 @@ import asyncio
 import sys
 import time
 from pathlib import Path
-from rhymed.core.errors import EngineError, EngineUnstartable
+from rhymed.core.errors import EngineError, Unstartable
 from rhymed.core.service.process import serve
 from rhymed.core.service.service import Service
 
@@ -184,7 +184,7 @@ class Probe(Service):
         if sys.argv[1] == "fail":
             raise EngineError("no engine")
         if sys.argv[1] == "unstarted":
-            raise EngineUnstartable("no operator")
+            raise Unstartable("no operator")
         print("ready", flush=True)
         if sys.argv[1] == "start":
             await asyncio.to_thread(time.sleep, 3600)
@@ -225,7 +225,7 @@ def test_a_process_that_still_starts_ends_on_a_signal_though_a_thread_works_on(t
 def test_a_process_whose_engine_does_not_start_has_a_status_of_its_own(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, "unstarted", str(tmp_path / "probe.log")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (EX_UNSTARTED, "rhymed: EngineUnstartable: no operator\n")
+    assert (done.returncode, done.stderr) == (EX_UNSTARTED, "rhymed: Unstartable: no operator\n")
 
 
 def test_a_process_that_fails_says_why_in_one_line_and_in_its_log(tmp_path: Path) -> None:

@@ -122,14 +122,14 @@ async def test_what_cannot_get_better_is_not_tried_again(logs, script) -> None:
 
 async def test_an_engine_that_does_not_start_twice_with_the_same_words_is_not_tried_again(logs, script) -> None:
     text = (
-        "import sys; print('rhymed: EngineUnstartable: vLLM did not start: no such operator\\n  in torch');"
+        "import sys; print('rhymed: Unstartable: vLLM did not start: no such operator\\n  in torch');"
         "print('a library says goodbye'); sys.exit(69)"
     )
     reported: list[str] = []
     async with Supervisor([script("rollout-0", text)], logs, reported.append) as running:
         await asyncio.wait_for(running.failed.wait(), 60)
     assert len(reported) == 1
-    words = "EngineUnstartable: vLLM did not start: no such operator in torch"
+    words = "Unstartable: vLLM did not start: no such operator in torch"
     assert f"rollout-0 ended 2 times: {words}" in running.failure
 
 
@@ -143,7 +143,7 @@ async def test_an_engine_that_has_worked_is_tried_again_though_it_does_not_start
         "import os, sys\n"
         "with open(sys.argv[1], 'a') as file: file.write('.')\n"
         "if os.path.getsize(sys.argv[1]) == 1: os.kill(os.getpid(), 9)\n"
-        "print('rhymed: EngineUnstartable: Free memory on device'); sys.exit(69)\n"
+        "print('rhymed: Unstartable: Free memory on device'); sys.exit(69)\n"
     )
     lives = tmp_path / "lives"
     async with Supervisor([script("rollout-0", text, lives)], logs, lambda _: None) as running:

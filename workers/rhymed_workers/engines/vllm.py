@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymed.core.config import Config
-from rhymed.core.errors import EngineError, EngineUnstartable
+from rhymed.core.errors import EngineError, Unstartable
 from rhymed.core.messages import Drafting, SampleId
 from rhymed.core.run.layout import layout_of
 from rhymed.core.service import logfile
@@ -92,7 +92,7 @@ class VllmEngine:
             self._llm = await asyncio.shield(self._starting)
         except (RuntimeError, ValueError, OSError) as error:
             run = layout_of(self._config).folder
-            raise EngineUnstartable(
+            raise Unstartable(
                 f"vLLM did not start with {self._folder}: {explain(error, log, begun)}; its own lines:"
                 f" rhymed logs {quoted(run)} --libraries"
             ) from error

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rhymed.core import messages
 from rhymed.core.config import Config
-from rhymed.core.errors import LearnerUnstartable, RhymedError, TrainerError
+from rhymed.core.errors import RhymedError, TrainerError, Unstartable
 from rhymed.core.messages import BeginGroups, SampleId
 from rhymed.core.printable import line
 from rhymed.core.run import checkpoint
@@ -201,7 +201,7 @@ class TrainerService(Worker):
         try:
             learner = restore(self.config, newest.folder if newest else None, leader)
         except (RuntimeError, AssertionError) as error:  # torch's, of a device that it cannot use
-            raise LearnerUnstartable(f"the model cannot be loaded for training: {line(str(error))}") from error
+            raise Unstartable(f"the model cannot be loaded for training: {line(str(error))}") from error
         lineage = Lineage.load(newest.folder, learner.steps) if newest else Lineage()
         log.info("%s, %d steps trained, from %s", learner, learner.steps, newest or "the beginning")
         return learner, lineage, newest.step if newest else 0
