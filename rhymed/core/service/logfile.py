@@ -47,14 +47,13 @@ class JsonLine(logging.Formatter):
         super().__init__()
         self._process = process
         self._secrets = secret.of_environment(environ)
-        self._second = (-1, "")  # the last one that was formatted
 
     def format(self, record: logging.LogRecord) -> str:
         return self.encode(record).decode()
 
     def encode(self, record: logging.LogRecord) -> bytes:
         line: dict[str, Any] = {
-            "t": self._time(record.created),
+            "t": _time(record.created),
             "level": record.levelname.lower(),
             "process": self._process,
             "pid": record.process,
@@ -75,13 +74,6 @@ class JsonLine(logging.Formatter):
     def hide(self, text: str) -> str:
         return secret.hide(text, self._secrets)
 
-    def _time(self, seconds: float) -> str:
-        """ISO, UTC, milliseconds."""
-        whole = int(seconds)
-        if whole != self._second[0]:
-            self._second = (whole, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)))
-        return f"{self._second[1]}.{int((seconds - whole) * 1000):03d}Z"
-
     def _error(self, error: BaseException) -> dict[str, str]:
         trace = self.hide("".join(traceback.format_exception(error)))
         return {
@@ -89,6 +81,11 @@ class JsonLine(logging.Formatter):
             "message": self.hide(str(error))[:MAX_CHARS],
             "traceback": trace[-MAX_CHARS:],
         }
+
+
+def _time(seconds: float) -> str:
+    """ISO, UTC, milliseconds."""
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
 
 
 def _text(record: logging.LogRecord) -> str:
