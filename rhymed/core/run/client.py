@@ -1,17 +1,15 @@
 """Asks a living run's broker for its queues.
 
-`ask` is one question. The two streams differ in what silence means: `poll` yields None for it and never ends, so the
-caller decides; `follow` ends with the run, and raises if a broker that answered before stays silent.
+`ask` is one question. `poll` asks again and again: it yields None for silence and never ends, so the caller decides.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator
 
-from rhymed.core.errors import ConfigError, DeadlineExceeded, PeerGone, WireError
+from rhymed.core.errors import ConfigError, DeadlineExceeded, WireError
 from rhymed.core.messages import GetQueues, Queues
 from rhymed.core.run.layout import RunLayout
 from rhymed.core.wire.addresses import is_removed
@@ -20,8 +18,6 @@ from rhymed.core.wire.sockets import Client
 DEADLINE_S = 5.0
 POLL_S = 0.5
 POLL_DEADLINE_S = 3.0
-REFRESH_S = 1.0
-PATIENCE_S = 60.0  # the broker may be restarting
 
 
 async def ask(client: Client, *, brief: bool = True, deadline_s: float = POLL_DEADLINE_S) -> Queues:
@@ -37,10 +33,6 @@ async def ask_or_explain(client: Client) -> Queues:
         raise ConfigError(
             f"no run is alive at {client.address}: it ended or has not started; --run FOLDER names another"
         )
-    return await _ask_in_full(client)
-
-
-async def _ask_in_full(client: Client) -> Queues:
     try:
         return await ask(client, brief=False, deadline_s=DEADLINE_S)
     except DeadlineExceeded:
@@ -48,25 +40,6 @@ async def _ask_in_full(client: Client) -> Queues:
             f"no broker answered at {client.address} within {DEADLINE_S:g} s: is the run alive? `rhymed run` starts"
             " one; --run FOLDER or --broker ADDRESS names another"
         ) from None
-
-
-async def follow(client: Client, *, once: bool = False) -> AsyncGenerator[Queues, None]:
-    """Full snapshots: one, or one per second until the run is over. Raises as `ask_or_explain` does."""
-    snapshot = await ask_or_explain(client)
-    yield snapshot
-    answered = time.monotonic()
-    while not (once or snapshot.finished):
-        await asyncio.sleep(REFRESH_S)
-        try:
-            snapshot = await _ask_in_full(client)
-        except (DeadlineExceeded, PeerGone):
-            if is_removed(client.address):
-                return
-            if time.monotonic() - answered > PATIENCE_S:
-                raise
-            continue
-        answered = time.monotonic()
-        yield snapshot
 
 
 async def poll(layout: RunLayout, every_s: float | None = None) -> AsyncGenerator[Queues | None, None]:

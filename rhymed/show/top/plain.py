@@ -36,16 +36,16 @@ PURPOSE = {
 }
 
 
-def render(queues: Queues, width: int, times: Times | None = None, history: History | None = None) -> Text:
+def render(queues: Queues, width: int, times: Times | None = None) -> Text:
     """The parts of `rhymed top` one below the other, with all rows. `width`: into which columns must fit; names,
-    counts and reasons are never cut. `times`: None: the run's folder is not here; `history`: of earlier snapshots."""
-    shown = Shown(queues, history or History(), Connection("finished" if queues.finished else "live"), times=times)
+    counts and reasons are never cut. `times`: None: the run's folder is not here."""
+    shown = Shown(queues, connection=Connection("finished" if queues.finished else "live"), times=times)
     lines = [title(shown, width, 0.0), Text(), *draw(shown_states(queues), _queue_columns(queues), width), Text()]
     for row in sorted(queues.open_steps, key=lambda row: row.step):
         open_step = step_line(row, queues.version, width)
         more = [Text(f"{'':11}{_states(row)}", style="dim")] if open_step.plain.endswith("…") else []
         lines += [open_step, *more]
-    lines += [ahead(queues, width), Text(), *_workers(queues, shown.history, width)]
+    lines += [ahead(queues, width), Text(), *_workers(queues, width)]
     lines += [Text(f"{line(worker)}: {what}", style="red") for worker, what in stragglers(queues).items()]
     lines += [Text(starting(queues), style="dim")] if starting(queues) else []
     lines += [Text(f"waits: {line(trouble)}", style="bold red") for trouble in queues.troubles]
@@ -69,9 +69,9 @@ def _states(row: StepRow) -> str:
     return "  ".join(f"{row.states[state]} {state}" for state in GLYPHS if row.states.get(state))
 
 
-def _workers(queues: Queues, history: History, width: int) -> Iterator[Text]:
+def _workers(queues: Queues, width: int) -> Iterator[Text]:
     """All workers, then the samples that each has held longest, with ids as `rhymed logs --sample` takes them."""
-    entries = worker_entries(queues, history)
+    entries = worker_entries(queues, History())
     name, *others = WORKER_COLUMNS
     names = [cell_len(line(entry.row.worker)) + 2 for entry in entries]
     yield from draw(entries, (replace(name, width=max([name.width, *names])), *others), width)

@@ -191,6 +191,7 @@ GONE = {
     "history repair": "put a copy of the store back, or continue with `rhymed run --resume RUN --without-history`",
     "launch kubernetes": "examples/clusters/kubernetes and examples/clusters/kuberay are manifests to copy",
     "model": "`rhymed prepare CONFIG` downloads the model of a run, and `rhymed check CONFIG` tries it",
+    "queues --watch": "`rhymed top` draws a picture every second; a script calls `rhymed queues --json` in a loop",
     "sweep": "call `rhymed run` or `rhymed.train` in a loop, which docs/runs.md has; W&B and Optuna search settings",
 }
 """Commands that earlier releases had -> what serves in their place."""

@@ -43,7 +43,7 @@ def handle(arguments: argparse.Namespace) -> int:
 
     whole = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not whole or os.environ.get("TERM", "dumb") == "dumb":
-        raise ConfigError("`rhymed top` needs a terminal; `rhymed queues --json --watch` is for pipes and files")
+        raise ConfigError("`rhymed top` needs a terminal; `rhymed queues` is for pipes and files")
     asyncio.run(_show(where_of(arguments, "viewer"), arguments.every))
     return 0
 

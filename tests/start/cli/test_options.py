@@ -48,8 +48,8 @@ def test_an_address_is_not_given_beside_a_folder(command: str, capsys: pytest.Ca
 def test_what_else_a_command_takes_comes_before_the_folder() -> None:
     done = parser().parse_args(["history", "export", "out.jsonl", "runs/x"])
     assert (done.out, done.run) == (Path("out.jsonl"), Path("runs/x"))
-    done = parser().parse_args(["queues", "--watch", "runs/x", "--json"])
-    assert (done.watch, done.run, done.json) == (True, Path("runs/x"), True)
+    done = parser().parse_args(["queues", "--json", "runs/x", "--insecure"])
+    assert (done.json, done.run, done.insecure) == (True, Path("runs/x"), True)
 
 
 @pytest.mark.parametrize(

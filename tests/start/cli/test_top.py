@@ -147,7 +147,7 @@ def test_without_a_terminal_it_says_what_to_use_instead() -> None:
     command = [sys.executable, "-m", "rhymed", "top"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "needs a terminal; `rhymed queues --json --watch` is for pipes" in done.stderr
+    assert "needs a terminal; `rhymed queues` is for pipes" in done.stderr
 
 
 async def test_nobody_there_leaves_the_terminal_alone(tmp_path: Path) -> None:
