@@ -19,29 +19,6 @@ EXIT_MISTAKE = 2  # the user has to change something
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130  # as shells do for SIGINT
 EXIT_PIPE = 141  # as shells do for SIGPIPE
-
-
-MEANT = {
-    "benchmark": "bench",
-    "continue": "run --resume",
-    "convert": "migrate-config",
-    "create": "init",
-    "dashboard": "view",
-    "evaluate": "eval",
-    "export": "checkpoint export",
-    "migrate": "migrate-config",
-    "new": "init",
-    "resume": "run --resume",
-    "samples": "history show",
-    "serve": "view",
-    "simulate": "sim",
-    "start": "run",
-    "status": "queues",
-    "train": "run",
-    "validate": "check",
-}
-"""Words of other programs -> the command here."""
-
 ALIKE = 0.75  # of the letters; "chek" is like "check", "bogus" is not like "logs"
 
 
@@ -68,11 +45,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def _suggestion(word: str, choices: Sequence[str]) -> str:
-    """What the word may mean: a choice that it begins or is like, or another program's word for it."""
+    """What the word may mean: a choice that it begins or is like."""
     longer = [choice for choice in choices if len(word) > 1 and choice.startswith(word)]
     close = longer or difflib.get_close_matches(word, choices, n=1, cutoff=ALIKE)
-    meant = close[0] if close else MEANT.get(word, "")
-    return f"; did you mean {meant}?" if meant.partition(" ")[0] in choices else ""
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 class Command(NamedTuple):
