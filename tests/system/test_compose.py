@@ -124,7 +124,7 @@ class Stack:
         """None: the run does not answer, not yet or not now."""
         try:
             reported: dict[str, Any] = json.loads(
-                self.execute("dashboard", "rhymed", "queues", "--json", "--run", "/runs/short")
+                self.execute("dashboard", "rhymed", "queues", "--json", "/runs/short")
             )
         except (subprocess.CalledProcessError, IndexError):
             return None

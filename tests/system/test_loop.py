@@ -181,7 +181,7 @@ def pid_of(folder: Path, name: str) -> int:
 
 
 def queues(folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "rhymed", "queues", "--json", "--run", str(folder)]
+    command = [sys.executable, "-m", "rhymed", "queues", "--json", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -75,7 +75,7 @@ def test_the_second_program_is_drafted_from_the_first(program: Path) -> None:
             rounds = [found.sample.step - ROUNDS for found in browse.headers(prompt)]
             assert sorted(rounds) == sorted([0, 1, 2, 3] * 4)
     shown = subprocess.run(
-        [sys.executable, "-m", "rhymed", "history", "stats", "--run", "history"],
+        [sys.executable, "-m", "rhymed", "history", "stats", "history"],
         cwd=program.parent,
         capture_output=True,
         text=True,

@@ -31,14 +31,14 @@ async def ask_or_explain(client: Client) -> Queues:
     """One full snapshot. If there is none, the error says how to name another run."""
     if is_removed(client.address):
         raise ConfigError(
-            f"no run is alive at {client.address}: it ended or has not started; --run FOLDER names another"
+            f"no run is alive at {client.address}: it ended or has not started; name the folder of another"
         )
     try:
         return await ask(client, brief=False, deadline_s=DEADLINE_S)
     except DeadlineExceeded:
         raise DeadlineExceeded(
             f"no broker answered at {client.address} within {DEADLINE_S:g} s: is the run alive? `rhymed run` starts"
-            " one; --run FOLDER or --broker ADDRESS names another"
+            " one; name the folder of another, or --broker ADDRESS"
         ) from None
 
 

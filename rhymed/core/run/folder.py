@@ -135,7 +135,7 @@ def layout_of_folder(folder: Path) -> RunLayout:
     file = folder / "config.json"
     if not os.path.exists(file):  # unlike Path.exists, false for a folder that may not be read
         meant = near(folder)
-        raise ConfigError(f"{file} does not exist: name the run's folder with --run, or --broker ADDRESS{meant}")
+        raise ConfigError(f"{file} does not exist: name a run's folder, or --broker ADDRESS{meant}")
     return layout_of(load_run(folder))
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from rhymed import __version__
 from rhymed.core.output import show
-from rhymed.start.cli.options import add_examples, make_parser, meant_run
+from rhymed.start.cli.options import add_examples, make_parser
 
 EXIT_MISTAKE = 2  # the user has to change something
 EXIT_FAILURE = 1
@@ -37,9 +37,8 @@ class Parser(argparse.ArgumentParser):
             getattr(known, name).extend(rest)  # the rest of a list with options in its middle
             rest = []
         if rest:
-            guess = meant_run(rest) if hasattr(known, "run") else ""
             options = [option for option in self._option_string_actions if option.startswith("--")]
-            guess = guess or _suggestion(rest[0].partition("=")[0], options)
+            guess = _suggestion(rest[0].partition("=")[0], options)
             self.error(f"unrecognized arguments: {' '.join(rest)}{guess}")
         return known, rest
 

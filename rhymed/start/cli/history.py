@@ -20,7 +20,6 @@ from rhymed.start.cli.options import (
     add_take_over,
     count,
     make_parser,
-    refuse_run,
 )
 
 if TYPE_CHECKING:
@@ -245,7 +244,6 @@ def show_samples(arguments: argparse.Namespace) -> int:
     from rhymed.records.history.folder import open_folder
     from rhymed.records.history.prompts import listing, render_listing
 
-    refuse_run([arguments.prompt] if arguments.prompt else [], "a prompt")
     with open_folder(arguments.run) as folder:
         ids = view.find(folder.browse, arguments.prompt) if arguments.prompt else folder.browse.ids()
         if not arguments.prompt or len(ids) > 1:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rhymed.core.errors import ConfigError
 from rhymed.core.output import show_json
-from rhymed.core.text import quoted
 
 if TYPE_CHECKING:
     from rhymed.core.config import Config
@@ -68,47 +66,19 @@ def count(text: str) -> int:
     return int(text)
 
 
-class _Naming(argparse.Action):
-    """One of several ways to name a run; using two of them is a mistake."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        if values is self.default:  # argparse calls the action for an empty RUN, too
-            return
-        way, earlier = option_string or self.metavar, getattr(namespace, "named", None)
-        if earlier not in (None, way):
-            parser.error(f"{earlier} and {way} both name a run: give only one of them")
-        namespace.named = way
-        setattr(namespace, self.dest, values)
-
-
 def add_run(parser: argparse.ArgumentParser, *, positional: bool = True) -> None:
-    """A run's folder as `arguments.run`, from RUN or --run FOLDER."""
+    """A run's folder as `arguments.run`: RUN, or --run FOLDER of commands that take other words."""
+    name: dict[str, Any] = {"nargs": "?", "metavar": "RUN"} if positional else {"metavar": "FOLDER"}
     about = f"a run's folder (default: {LATEST})"
-    both: dict[str, Any] = {"type": Path, "default": LATEST, "action": _Naming}
-    if positional:
-        parser.add_argument("run", nargs="?", metavar="RUN", help=about, **both)
-    parser.add_argument("--run", metavar="FOLDER", help="the same as RUN" if positional else about, **both)
+    parser.add_argument("run" if positional else "--run", type=Path, default=LATEST, help=about, **name)
 
 
 def add_where(parser: argparse.ArgumentParser, *, positional: bool = True) -> None:
     """The run, by its folder or its broker's address, and the keys to reach it."""
     add_run(parser, positional=positional)
-    parser.add_argument("--broker", metavar="ADDRESS", action=_Naming, help="e.g. tcp://127.0.0.1:5555")
+    parser.add_argument("--broker", metavar="ADDRESS", help="instead of the folder, e.g. tcp://127.0.0.1:5555")
     parser.add_argument("--keys", type=Path, metavar="FOLDER", help="with --broker: the run's keys (`rhymed keygen`)")
     parser.add_argument("--insecure", action="store_true", help="with --broker: an open address without keys")
-
-
-def meant_run(words: Sequence[str]) -> str:
-    """A suggestion for an error message if one of these words is a run's folder, else empty."""
-    folders = (word for word in words if os.path.isfile(os.path.join(word, "config.json")))
-    return next((f"; did you mean --run {quoted(folder)}?" for folder in folders), "")
-
-
-def refuse_run(words: Sequence[str], what: str) -> None:
-    """Raises `ConfigError` if a word that should be `what` is a run's folder."""
-    for word in words:
-        if guess := meant_run([word]):
-            raise ConfigError(f"{word} is a run's folder, not {what}{guess}")
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

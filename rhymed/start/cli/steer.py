@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rhymed.core.errors import ConfigError, SteeringError
 from rhymed.core.output import show
 from rhymed.core.text import quoted
-from rhymed.start.cli.options import add_examples, add_run, add_where, refuse_run
+from rhymed.start.cli.options import add_examples, add_run, add_where
 
 if TYPE_CHECKING:
     from rhymed.core.wire.keys import Keyring, KeyRole
@@ -67,11 +67,10 @@ def handle_steer(arguments: argparse.Namespace) -> int:
     import asyncio
 
     names, act = arguments.workers, arguments.act
-    refuse_run(names, "a worker")
     if act in ("drain", "undrain") and not names:
         raise ConfigError(f"rhymed steer {act} needs the name of a worker; `rhymed queues` lists them")
     if act in ("pause", "resume") and names:
-        raise ConfigError(f"rhymed steer {act} is for the whole run; `rhymed steer drain {names[0]}` is for a worker")
+        raise ConfigError(f"rhymed steer {act} is for the whole run, which --run names: leave out {names[0]}")
     return asyncio.run(_steer(where_of(arguments, "operator"), act, names))
 
 

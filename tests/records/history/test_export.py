@@ -16,7 +16,7 @@ from tests.records.history.folders import APPLES, PEARS, ROWS, drafts_of, two_ep
 def test_every_sample_is_a_row(make_run, tmp_path: Path, rhymed) -> None:
     samples = [*two_epochs(), (-1, APPLES, 0, [7, 8], None), (EVAL + 1, PEARS, 0, [9], 1.0)]
     folder = make_run("some", samples, dropped=[SampleId(0, APPLES, 0)])
-    status, out, err = rhymed("export", tmp_path / "out.parquet", "--run", folder)
+    status, out, err = rhymed("export", tmp_path / "out.parquet", folder)
     assert (status, err) == (0, "")
     assert "10 samples of 2 prompts, 127 tokens" in out
     table = pq.read_table(tmp_path / "out.parquet")
@@ -41,15 +41,15 @@ def test_every_sample_is_a_row(make_run, tmp_path: Path, rhymed) -> None:
 
 
 def test_jsonl_has_the_same_rows(run: Path, tmp_path: Path, rhymed) -> None:
-    rhymed("export", tmp_path / "out.parquet", "--run", run)
-    rhymed("export", tmp_path / "out.jsonl", "--run", run)
+    rhymed("export", tmp_path / "out.parquet", run)
+    rhymed("export", tmp_path / "out.jsonl", run)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert lines == pq.read_table(tmp_path / "out.parquet").to_pylist()
 
 
 def test_it_is_written_in_groups(run: Path, tmp_path: Path, rhymed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "GROUP_ROWS", 3)
-    rhymed("export", tmp_path / "out.parquet", "--run", run)
+    rhymed("export", tmp_path / "out.parquet", run)
     assert pq.ParquetFile(tmp_path / "out.parquet").num_row_groups == 3
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 8
 
@@ -57,10 +57,10 @@ def test_it_is_written_in_groups(run: Path, tmp_path: Path, rhymed, monkeypatch:
 def test_a_file_is_not_replaced_unasked(run: Path, tmp_path: Path, rhymed) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("precious")
-    status, _, err = rhymed("export", out, "--run", run)
+    status, _, err = rhymed("export", out, run)
     assert (status, "exists: name another file, or replace it with --force" in err) == (2, True)
     assert out.read_text() == "precious"
-    assert rhymed("export", out, "--run", run, "--force")[0] == 0
+    assert rhymed("export", out, run, "--force")[0] == 0
     assert len(out.read_text().splitlines()) == 8
 
 
@@ -69,7 +69,7 @@ def test_a_failure_leaves_nothing_behind(run: Path, tmp_path: Path, rhymed, monk
     monkeypatch.setattr(export, "rows", broken_after(export.rows))
     out = tmp_path / "kept" / "out.parquet"
     out.parent.mkdir()
-    status, _, err = rhymed("export", out, "--run", run)
+    status, _, err = rhymed("export", out, run)
     assert (status, "the disk is gone" in err) == (2, True)
     assert list(out.parent.iterdir()) == []
 
@@ -84,11 +84,11 @@ def broken_after(rows):
 
 
 def test_names_that_cannot_be_written_are_reported(run: Path, tmp_path: Path, rhymed) -> None:
-    assert "name a file that ends in .parquet or .jsonl" in rhymed("export", tmp_path / "out.csv", "--run", run)[2]
-    assert "is not a folder: make it first" in rhymed("export", tmp_path / "no" / "out.jsonl", "--run", run)[2]
+    assert "name a file that ends in .parquet or .jsonl" in rhymed("export", tmp_path / "out.csv", run)[2]
+    assert "is not a folder: make it first" in rhymed("export", tmp_path / "no" / "out.jsonl", run)[2]
 
 
 def test_without_a_tokenizer_the_text_is_left_out(make_run, tmp_path: Path, rhymed) -> None:
-    status, _, err = rhymed("export", tmp_path / "out.jsonl", "--run", make_run("traced", engine="trace"))
+    status, _, err = rhymed("export", tmp_path / "out.jsonl", make_run("traced", engine="trace"))
     assert (status, "without text: the trace engine has no tokenizer" in err) == (0, True)
     assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["text"] is None

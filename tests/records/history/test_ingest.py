@@ -173,7 +173,7 @@ async def test_a_living_store_is_read_beside_and_written_through_its_socket(
         assert "next: 8 samples of 2 prompts imported" in out
         assert [stored.info.id.step for stored in await client.history(APPLES, 0)] == [-1, -1, -2, -2]
     assert found_in(living) == expected()
-    assert "imported -2" in (await asyncio.to_thread(rhymed, "stats", "--run", living))[1]
+    assert "imported -2" in (await asyncio.to_thread(rhymed, "stats", living))[1]
 
 
 def test_token_ids_that_the_model_does_not_have_are_refused_before_anything_is_written(

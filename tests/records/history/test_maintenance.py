@@ -96,7 +96,7 @@ def test_a_backup_opens_as_a_run(run: Path, tmp_path: Path, rhymed) -> None:
     assert "8 samples" in out
     assert "verified" in out
     copy = tmp_path / "far" / "copy"
-    assert rhymed("stats", "--run", copy)[1].replace("copy", "earlier") == rhymed("stats", "--run", run)[1]
+    assert rhymed("stats", copy)[1].replace("copy", "earlier") == rhymed("stats", run)[1]
     assert rhymed("compare", run, copy)[0] == 0
     assert [path.name for path in (tmp_path / "far").iterdir()] == ["copy"]
 

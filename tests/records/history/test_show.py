@@ -19,7 +19,7 @@ from tests.records.history.folders import APPLES, PEARS, two_epochs
 
 
 def test_stats_tell_each_epoch(run: Path, rhymed) -> None:
-    status, out, _ = rhymed("stats", "--run", run, "--json")
+    status, out, _ = rhymed("stats", run, "--json")
     found = json.loads(out)
     assert status == 0
     assert (found["totals"]["samples"], found["totals"]["tokens"], found["prompts"]) == (8, 124, 2)
@@ -31,7 +31,7 @@ def test_stats_tell_each_epoch(run: Path, rhymed) -> None:
 def test_imported_and_evaluated_responses_stand_apart(make_run, rhymed) -> None:
     more = [(-1, APPLES, 0, [40, 41, 42], 0.0), (EVAL + 3, PEARS, 0, [1, 2], 1.0)]
     folder = make_run("mixed", [*two_epochs(), *more])
-    _, out, _ = rhymed("stats", "--run", folder)
+    _, out, _ = rhymed("stats", folder)
     assert all(len(line) <= 80 for line in out.splitlines())
     rows = {" ".join(line.split()[:2]): line.split()[2:] for line in out.splitlines() if line.strip()}
     assert rows["epoch 1"] == ["2", "4", "15.5", "21", "0.250"]
@@ -41,7 +41,7 @@ def test_imported_and_evaluated_responses_stand_apart(make_run, rhymed) -> None:
 
 
 def test_an_empty_store_has_stats(make_run, rhymed) -> None:
-    status, out, _ = rhymed("stats", "--run", make_run("empty", []))
+    status, out, _ = rhymed("stats", make_run("empty", []))
     assert status == 0
     assert "empty: 0 prompts, 0 samples, 0 response tokens, 0 epochs" in out
     assert rhymed("show", "--run", make_run("empty2", []))[0] == 0
@@ -168,11 +168,11 @@ def test_responses_cannot_steer_the_terminal(make_run, rhymed) -> None:
 
 
 def test_what_cannot_be_opened_is_reported(tmp_path: Path, run: Path, make_run, rhymed) -> None:
-    assert "does not exist: name a run's folder" in rhymed("stats", "--run", tmp_path / "gone")[2]
+    assert "does not exist: name a run's folder" in rhymed("stats", tmp_path / "gone")[2]
     (tmp_path / "bare").mkdir()
-    assert "has no store in it" in rhymed("stats", "--run", tmp_path / "bare")[2]
+    assert "has no store in it" in rhymed("stats", tmp_path / "bare")[2]
     (tmp_path / "bare" / "store").mkdir()
-    assert "no store process has opened it yet" in rhymed("stats", "--run", tmp_path / "bare")[2]
+    assert "no store process has opened it yet" in rhymed("stats", tmp_path / "bare")[2]
     status, _, err = rhymed("show", "no such words", "--run", run)
     assert (status, "no prompt whose id begins with" in err) == (2, True)
 
@@ -186,7 +186,7 @@ def test_a_damaged_store_is_reported_and_not_read_to_death(tmp_path: Path, run: 
     ):
         shutil.copytree(run, tmp_path / name)
         (tmp_path / name / "store" / "data.mdb").write_bytes(content)
-        status, _, err = rhymed("stats", "--run", tmp_path / name)
+        status, _, err = rhymed("stats", tmp_path / name)
         assert (status, complaint in err) == (2, True), err
 
 
@@ -203,9 +203,9 @@ def test_what_is_damaged_is_reported_and_the_rest_is_used(run: Path, tmp_path: P
         table = env.open_db(b"tokens", txn=txn)
         key, value = next(iter(txn.cursor(table)))
         txn.put(key, bytes(len(value)), db=table)
-    status, out, _ = rhymed("stats", "--run", run)
+    status, out, _ = rhymed("stats", run)
     assert (status, "epoch 2" in out) == (0, True)
-    status, out, err = rhymed("export", tmp_path / "rest.jsonl", "--run", run)
+    status, out, err = rhymed("export", tmp_path / "rest.jsonl", run)
     assert (status, "4 samples of 1 prompt" in out) == (1, True)
     assert "left out 1 damaged prompt; the first is prompt" in err
     assert len((tmp_path / "rest.jsonl").read_text().splitlines()) == 4

@@ -374,7 +374,7 @@ def test_a_sample_has_a_story_though_there_is_no_store(
     write("reward-0", 7, "1 sample scored", **cause("scored", [ID], rewards=[0.25]))
     write("trainer", 9, "step 3: loss=0", **cause("trained", [ID], step=3))
     write("trainer", 9, "step 4: loss=0", **cause("trained", ["4/00000000000000ab/1"], step=4))
-    status, out, _ = run(capsys, "--run", tmp_path, "--sample", "3/00/1")
+    status, out, _ = run(capsys, tmp_path, "--sample", "3/00/1")
     assert status == 0
     lines = out.splitlines()
     assert lines[0] == f"sample {SAMPLE}, of step 4", "people count from 1, ids from 0"
@@ -385,7 +385,7 @@ def test_a_sample_has_a_story_though_there_is_no_store(
         "reward-0    scored: 0.25",
         "trainer     trained in step 4",
     ]
-    status, _, err = run(capsys, "--run", tmp_path, "--sample", "00000000000000ab")
+    status, _, err = run(capsys, tmp_path, "--sample", "00000000000000ab")
     assert status != 0
     assert f"3 samples match; name one: 3/00000000000000ab/0, {SAMPLE}" in err
 
@@ -402,7 +402,7 @@ def test_a_sample_in_turns_has_its_turns_answers_and_calls(
     calls = [["add 4.0 ms", "divide 1 s, failed: division by zero"]]
     write("environment-1", 5, "answer 1", **cause("answered", [ID], turns=[1], tokens=[12], calls=calls))
     write("environment-1", 6, "it is complete", **cause("stored", [ID], turns=[2], tokens=[30]))
-    _, out, _ = run(capsys, "--run", tmp_path, "--sample", SAMPLE)
+    _, out, _ = run(capsys, tmp_path, "--sample", SAMPLE)
     assert [line.split(maxsplit=1)[1] for line in out.splitlines()[3:]] == [
         "environment-0 takes it to be answered, with 1 other",
         "environment-0 its prompt written: 410 tokens",
@@ -418,7 +418,7 @@ def test_a_sample_in_progress_has_the_turns_that_the_store_has(
 ) -> None:
     (in_turns / "logs").mkdir()
     (in_turns / "logs" / "broker.log").write_text("")
-    _, out, _ = run(capsys, "--run", in_turns, "--sample", str(GOT))
+    _, out, _ = run(capsys, in_turns, "--sample", str(GOT))
     assert out.splitlines()[4:8] == [
         "  turns    2 turns, 1 call, 2 of its tokens from its environment",
         "           turn 1, 4 tokens",
@@ -445,7 +445,7 @@ def test_an_evaluation_is_of_its_own_samples_alone(
     write("rollout-0", 1, "takes 2 samples", **cause("taken", [SAMPLE, exam]))
     write("trainer", 2, "trains", **cause("trained", [SAMPLE]))
     for sample, lines in ((SAMPLE, 2), (exam, 1)):
-        _, out, _ = run(capsys, "--run", tmp_path, "--sample", sample)
+        _, out, _ = run(capsys, tmp_path, "--sample", sample)
         assert str(EVAL + 3) not in out
         assert len([line for line in out.splitlines() if line[:2].isdecimal()]) == lines
 
@@ -455,13 +455,13 @@ def test_an_evaluations_sample_is_written_and_found_by_its_version(
 ) -> None:
     exam = f"{EVAL + 3}/00000000000000ab/1"
     write("rollout-0", 1, f"takes 1 sample, first {exam}", **cause("taken", [exam]))
-    _, out, _ = run(capsys, "--run", tmp_path)
+    _, out, _ = run(capsys, tmp_path)
     assert out.endswith("takes 1 sample, first eval-v3/00000000000000ab/1\n")
-    assert exam in run(capsys, "--run", tmp_path, "--json")[1]  # for programs as written
+    assert exam in run(capsys, tmp_path, "--json")[1]  # for programs as written
     for name in ("eval-v3/00000000000000ab/1", "eval v3/0000", exam):
-        _, out, _ = run(capsys, "--run", tmp_path, "--sample", name)
+        _, out, _ = run(capsys, tmp_path, "--sample", name)
         assert out.startswith("sample eval-v3/00000000000000ab/1, of the evaluation of version 3")
-    assert "have such a sample" in run(capsys, "--run", tmp_path, "--sample", "eval-v4/00000000000000ab/1")[2]
+    assert "have such a sample" in run(capsys, tmp_path, "--sample", "eval-v4/00000000000000ab/1")[2]
 
 
 def test_the_command_filters_and_names_what_is_not_there(
@@ -469,11 +469,11 @@ def test_the_command_filters_and_names_what_is_not_there(
 ) -> None:
     write("broker", 1, "one")
     write("rollout-0", 2, "two", levelno=30, levelname="WARNING")
-    assert run(capsys, "--run", tmp_path, "--level", "warning")[1].endswith("rollout-0   WARNING two\n")
-    assert json.loads(run(capsys, "--run", tmp_path, "--process", "broker", "--json")[1])["text"] == "one"
-    assert "no matching line; the last one was written" in run(capsys, "--run", tmp_path, "--since", "1s")[2]
-    assert "the run has broker, rollout-0" in run(capsys, "--run", tmp_path, "--process", "trainer")[2]
-    assert "gone does not exist: name a run's folder" in run(capsys, "--run", tmp_path / "gone")[2]
+    assert run(capsys, tmp_path, "--level", "warning")[1].endswith("rollout-0   WARNING two\n")
+    assert json.loads(run(capsys, tmp_path, "--process", "broker", "--json")[1])["text"] == "one"
+    assert "no matching line; the last one was written" in run(capsys, tmp_path, "--since", "1s")[2]
+    assert "the run has broker, rollout-0" in run(capsys, tmp_path, "--process", "trainer")[2]
+    assert "gone does not exist: name a run's folder" in run(capsys, tmp_path / "gone")[2]
     assert "gone does not exist" in run(capsys, tmp_path / "gone")[2]
     (tmp_path / "bare").mkdir()
     assert "bare/logs has no logs" in run(capsys, tmp_path / "bare")[2]
@@ -503,15 +503,6 @@ def test_a_sample_that_is_in_no_line_is_a_mistake(
     assert complaint in err
     assert "steps in ids count from 0; ids are in the report" in err
     assert run(capsys, tmp_path, "--sample", SAMPLE, *more)[0] == 0, "one that has only a line"
-
-
-def test_a_run_is_named_once(write: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write("broker", 1, "one")
-    assert run(capsys, tmp_path) == run(capsys, "--run", tmp_path)
-    with pytest.raises(SystemExit) as mistake:
-        main(["logs", str(tmp_path), "--run", str(tmp_path)])
-    assert mistake.value.code == 2
-    assert "both name a run" in capsys.readouterr().err
 
 
 def test_logs_that_lie_elsewhere_are_read_too(

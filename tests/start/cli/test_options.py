@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rhymed.core.config import Config
 from rhymed.start.cli import main, parser
-from rhymed.start.cli.options import LATEST, meant_run
+from rhymed.start.cli.options import LATEST
 
 NAMING = ("top", "queues", "view", "logs", "report", "history stats", "history audit", "checkpoint list")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(Config().model_dump_json())
-    return tmp_path
 
 
 def refused(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -30,19 +23,16 @@ def refused(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("command", NAMING)
-def test_a_run_is_named_by_its_folder_or_by_an_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_named_by_its_folder(command: str) -> None:
     words = command.split()
     assert parser().parse_args(words).run == LATEST
     assert parser().parse_args([*words, "runs/x"]).run == Path("runs/x")
-    assert parser().parse_args([*words, "--run", "runs/x"]).run == Path("runs/x")
-    for both in (["runs/x", "--run", "runs/y"], ["--run", "runs/y", "runs/x"], ["runs/x", "--run", str(LATEST)]):
-        assert "both name a run: give only one of them" in refused(*words, *both, capsys=capsys)
 
 
-@pytest.mark.parametrize("command", ["top", "queues", "steer pause"])
-def test_an_address_is_not_given_beside_a_folder(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*command.split(), "--broker", "tcp://a:1", "--run", "runs/x"]
-    assert "--broker and --run both name a run" in refused(*words, capsys=capsys)
+@pytest.mark.parametrize("words", ["steer pause", "scale rollout=2", "history show apples"])
+def test_a_command_that_takes_other_words_has_an_option(words: str) -> None:
+    assert parser().parse_args(words.split()).run == LATEST
+    assert parser().parse_args([*words.split(), "--run", "runs/x"]).run == Path("runs/x")
 
 
 def test_what_else_a_command_takes_comes_before_the_folder() -> None:
@@ -52,26 +42,9 @@ def test_what_else_a_command_takes_comes_before_the_folder() -> None:
     assert (done.json, done.run, done.insecure) == (True, Path("runs/x"), True)
 
 
-@pytest.mark.parametrize(
-    ("words", "reported"),
-    [
-        (["steer", "pause"], "is a run's folder, not a worker; did you mean --run {}?"),
-        (["steer", "drain", "rollout-0"], "is a run's folder, not a worker; did you mean --run {}?"),
-        (["history", "show"], "is a run's folder, not a prompt; did you mean --run {}?"),
-    ],
-)
-def test_a_folder_that_was_taken_for_something_else(
-    words: list[str], reported: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*words, str(run)]) == 2
-    assert reported.format(run) in capsys.readouterr().err
-
-
-def test_a_folder_where_a_command_has_no_more_words(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    guess = f"did you mean --run {run}?"
-    assert guess in refused("history", "show", "apples", str(run), capsys=capsys)
-    assert guess not in refused("history", "show", "apples", "pears", capsys=capsys), "no run is called so"
-    assert guess not in refused("health", "broker", "a.toml", str(run), capsys=capsys), "it has no such option"
+def test_a_folder_where_a_command_takes_other_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["steer", "pause", "runs/x"]) == 2
+    assert "is for the whole run, which --run names: leave out runs/x" in capsys.readouterr().err
 
 
 BROKEN = (
@@ -104,10 +77,6 @@ def test_the_environment_changes_nothing_in_a_run_that_was_begun(
     (tmp_path / "config.json").write_text(json.dumps({"net": {"broker": "ipc:///there"}}))
     monkeypatch.setenv("RHYMED_NET__BROKER", "ipc:///elsewhere")
     assert layout_of_folder(tmp_path).broker == "ipc:///there"
-
-
-def test_words_may_be_of_any_length_and_kind() -> None:
-    assert meant_run(["how many apples? " * 100, "\u00e4" * 5000, ""]) == ""
 
 
 @pytest.mark.parametrize("words", ["history restore --steps", "history show --limit"])

@@ -140,7 +140,7 @@ def test_80_columns_are_enough() -> None:
 def test_the_address_comes_from_the_run_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(Config.model_validate({"net": {"broker": "ipc:///x"}}).model_dump_json())
     assert layout_of_folder(tmp_path).broker == "ipc:///x"
-    with pytest.raises(ConfigError, match=r"does not exist: name the run's folder with --run"):
+    with pytest.raises(ConfigError, match=r"does not exist: name a run's folder"):
         layout_of_folder(tmp_path / "other")
 
 
@@ -155,7 +155,7 @@ def test_nobody_there_is_reported_within_the_deadline(
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == status
     assert reported in done.stderr
-    assert "--run FOLDER" in done.stderr
+    assert "name the folder of another" in done.stderr
 
 
 def test_json_survives() -> None:

@@ -209,7 +209,7 @@ def test_without_the_operators_key_nobody_steers(tmp_path: Path, capsys: pytest.
     ("arguments", "reported"),
     [
         (["drain"], "needs the name of a worker"),
-        (["pause", "rollout-1"], "is for the whole run; `rhymed steer drain rollout-1`"),
+        (["pause", "rollout-1"], "is for the whole run, which --run names: leave out rollout-1"),
         (["stop"], "invalid choice: 'stop'"),
     ],
 )
