@@ -14,6 +14,8 @@ from rhymed.core.text import quoted
 from rhymed.start.cli.options import add_examples, add_override, add_take_over, path_or_url
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from rhymed.core.config import Config
     from rhymed.core.run.layout import RunLayout
     from rhymed.start.launch.program import Program
@@ -52,7 +54,9 @@ def handle(arguments: argparse.Namespace) -> int:
             arguments.config = _restored(arguments)
         config, where = _load(arguments)
         if arguments.resume and (done := _finished(config, where)):
-            return _nothing_to_do(done, where, program)
+            program.begun(where.folder)
+            show(done, flush=True)
+            return 0
         made = _prepare(config, where, arguments)
         return supervise(*made, program, plain=arguments.plain, take_over=arguments.take_over)
 
@@ -105,6 +109,7 @@ def _load(arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
     from rhymed.core.config.load import is_of_run, load_config
     from rhymed.core.run import folder
     from rhymed.core.run.layout import layout_of
+    from rhymed.start.launch.resumable import refuse_fewer
 
     path: Path = arguments.config
     if arguments.without_history and not arguments.resume:
@@ -125,34 +130,27 @@ def _load(arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
     if arguments.resume and where.config.exists():
         earlier = load_config(where.config, (), {})
         folder.check_same(earlier, config, where)
-        _refuse_fewer(earlier, config, where)
+        with _quietly():
+            refuse_fewer(earlier, config, where)
     return config, where
 
 
-def _refuse_fewer(earlier: Config, config: Config, where: RunLayout) -> None:
+def _quietly() -> AbstractContextManager[None]:
+    """The dataset's warnings were shown at the first start."""
     from rhymed.check.report import Report
-    from rhymed.start.launch.resumable import refuse_fewer
 
-    with Report().listening():  # the dataset's warnings were shown at the first start
-        refuse_fewer(earlier, config, where)
+    return Report().listening()
 
 
 def _finished(config: Config, where: RunLayout) -> str:
     """What is printed for a finished run instead of starting it; empty: there is something to do."""
-    from rhymed.check.report import Report
     from rhymed.core.config.load import load_config
     from rhymed.start.launch.resumable import finished
 
     if not where.config.exists() or load_config(where.config, (), {}).eval != config.eval:
         return ""
-    with Report().listening():  # the dataset's warnings were shown at the first start
+    with _quietly():
         return finished(config, where)
-
-
-def _nothing_to_do(why: str, where: RunLayout, program: Program) -> int:
-    program.begun(where.folder)
-    show(why, flush=True)
-    return 0
 
 
 def _prepare(config: Config, where: RunLayout, arguments: argparse.Namespace) -> tuple[Config, RunLayout]:
@@ -183,13 +181,12 @@ def _prepare(config: Config, where: RunLayout, arguments: argparse.Namespace) ->
 
 def _compare_inputs(config: Config, where: RunLayout) -> None:
     """Names the files that were edited since the run's newest start. Raises `RunMismatch` for those that may not."""
-    from rhymed.check.report import Report
     from rhymed.core.run import edited
     from rhymed.start.launch import rows
 
     for line in edited.accepted(where.folder, config):
         show(f"warning  {line}", flush=True)
-    with Report().listening():  # the dataset's warnings were shown at the first start
+    with _quietly():
         rows.compare(config, where.folder)
 
 

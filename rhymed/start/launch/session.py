@@ -11,8 +11,9 @@ import shutil
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from rhymed.core.config import Config
 from rhymed.core.messages import Queues
@@ -37,6 +38,7 @@ from rhymed.start.launch.supervisor import Supervisor
 
 LOOK_S = 0.5  # between looks at the run's folder
 REPORT_S = 30.0  # it usually takes seconds
+LONGEST_S = 6 * 3600.0  # of an upload, which a signal ends at once
 
 UNWRITTEN = ("waiting", "running", "turned", "acting")  # states of samples, docs/ledger.md
 
@@ -140,24 +142,28 @@ def _summary(config: Config, layout: RunLayout) -> str:
 
 
 async def _report(layout: RunLayout) -> str:
-    """Written by a child process with a time limit: no content of a run's folder may delay the end for long."""
-    command = [sys.executable, "-m", "rhymed", "report", str(layout.folder), "--ended"]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        output, errors = await asyncio.wait_for(process.communicate(), REPORT_S)
-    except TimeoutError:
+    """No content of a run's folder may delay the end for long."""
+    late = f"it took longer than {REPORT_S:g} s"
+    done, why = await _own_process(["report", str(layout.folder), "--ended"], asyncio.sleep(REPORT_S), late)
+    return f"report   {done or f'none: {why}; to write it: rhymed report {quoted(layout.folder)}'}"
+
+
+async def _own_process(words: list[str], enough: Coroutine[Any, Any, Any], late: str) -> tuple[str, str]:
+    """What a command printed that has a process of its own, or why it did not complete. It is killed when `enough` is
+    done, or after hours: `late`."""
+    command = [sys.executable, "-m", "rhymed", *words]
+    process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+    writing, stopped = asyncio.create_task(process.communicate()), asyncio.create_task(enough)
+    await asyncio.wait({writing, stopped}, timeout=LONGEST_S, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not writing.done():
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             process.kill()
-        await process.wait()
-        return (
-            f"report   none: it took longer than {REPORT_S:g} s; to write it: rhymed report {quoted(layout.folder)}"
-        )
-    if process.returncode:
-        why = errors.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("rhymed: ")
-        return f"report   none: {why or f'status {process.returncode}'}"
-    return f"report   {output.decode().strip()}"
+        await writing
+        return "", late
+    output, errors = writing.result()
+    why = errors.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("rhymed: ")
+    return ("", why or f"status {process.returncode}") if process.returncode else (output.decode().strip(), "")
 
 
 async def _watch(
@@ -196,25 +202,12 @@ async def _watch(
 # The last upload of a run that has ended: what is new since the uploader's last look, and the run given back.
 
 INTERRUPTED_S = 60.0  # a user who interrupts a run wants it to end
-FINISHED_S = 6 * 3600.0  # a signal ends it at once
 
 
 async def last_upload(config_file: Path, stop: asyncio.Event, *, patient: bool) -> str:
     """A line for people. `stop`: is set by a signal; `patient`: the run has finished."""
     show(f"upload   writing what is new{' (Ctrl-C leaves it out)' if patient else ''}", flush=True)
-    command = [sys.executable, "-m", "rhymed", "upload", "--once", str(config_file)]
-    process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
-    writing = asyncio.create_task(process.communicate())
-    stopped = asyncio.create_task(stop.wait() if patient else asyncio.sleep(INTERRUPTED_S))
-    await asyncio.wait({writing, stopped}, timeout=FINISHED_S, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
+    enough = stop.wait() if patient else asyncio.sleep(INTERRUPTED_S)
+    done, why = await _own_process(["upload", "--once", str(config_file)], enough, "it was ended")
     again = f"the copy is as of its last backup; to complete it: rhymed upload --once {quoted(config_file)}"
-    if not writing.done():
-        process.kill()
-        await writing
-        return f"upload   not completed: {again}"
-    output, errors = writing.result()
-    if process.returncode:
-        why = errors.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("rhymed: ")
-        return f"upload   not completed: {why or f'status {process.returncode}'}; {again}"
-    return f"upload   {output.decode().strip()}"
+    return f"upload   {done or f'not completed: {why}; {again}'}"
