@@ -44,21 +44,6 @@ def add_take_over(parser: argparse.ArgumentParser, about: str) -> None:
     parser.add_argument("--take-over", action="store_true", help=about)
 
 
-def number_type(kind: type[float], good: Callable[[float], bool], what: str) -> Callable[[str], float]:
-    """A type of arguments: numbers for which `good` holds; `what` says which these are."""
-
-    def read(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = float("nan")
-        if not good(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number {what}")
-        return value
-
-    return read
-
-
 def count(text: str) -> int:
     """A type of arguments: a whole number from 1 on."""
     if not text.isdecimal() or not int(text):

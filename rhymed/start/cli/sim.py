@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymed.core.output import show
-from rhymed.start.cli.options import add_examples, number_type
+from rhymed.start.cli.options import add_examples
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -135,13 +135,28 @@ def _speeds(text: str) -> list[float]:
     return [_positive(float)(part) for part in text.split(",")]
 
 
+def _number(kind: type[float], good: Callable[[float], bool], what: str) -> Callable[[str], float]:
+    """A type of arguments: numbers for which `good` holds; `what` says which these are."""
+
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = float("nan")
+        if not good(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {what}")
+        return value
+
+    return read
+
+
 def _positive(kind: type[float]) -> Callable[[str], float]:
-    return number_type(kind, lambda value: value > 0, "more than 0")
+    return _number(kind, lambda value: value > 0, "more than 0")
 
 
 def _at_least_0(kind: type[float]) -> Callable[[str], float]:
-    return number_type(kind, lambda value: value >= 0, "at least 0")
+    return _number(kind, lambda value: value >= 0, "at least 0")
 
 
 def _probability(text: str) -> float:
-    return number_type(float, lambda value: 0 <= value <= 1, "between 0 and 1")(text)
+    return _number(float, lambda value: 0 <= value <= 1, "between 0 and 1")(text)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rhymed.core.errors import ConfigError, WireError
-from rhymed.start.cli.options import add_examples, add_where, number_type
+from rhymed.start.cli.options import add_examples, add_where
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,19 +20,12 @@ if TYPE_CHECKING:
     from rhymed.core.messages import Queues
     from rhymed.start.cli.steer import Where
 
+EVERY_S = 1.0
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(handler=handle)
-    add_examples(
-        parser, "rhymed top                 # q ends it; the run continues", "rhymed top runs/quickstart --every 0.5"
-    )
-    parser.add_argument(
-        "--every",
-        type=number_type(float, lambda value: 0.1 <= value <= 3600, "of seconds from 0.1 to 3600"),
-        default=1.0,
-        metavar="S",
-        help="seconds between updates (default: 1)",
-    )
+    add_examples(parser, "rhymed top                 # q ends it; the run continues", "rhymed top runs/quickstart")
     add_where(parser)
 
 
@@ -44,11 +37,11 @@ def handle(arguments: argparse.Namespace) -> int:
     whole = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not whole or os.environ.get("TERM", "dumb") == "dumb":
         raise ConfigError("`rhymed top` needs a terminal; `rhymed queues` is for pipes and files")
-    asyncio.run(_show(where_of(arguments, "viewer"), arguments.every))
+    asyncio.run(_show(where_of(arguments, "viewer")))
     return 0
 
 
-async def _show(where: Where, every_s: float) -> None:
+async def _show(where: Where) -> None:
     """Until the user ends it. A broker that is silent may be restarting, and one that is gone may be resumed: it is
     asked again, below its last picture."""
     import asyncio
@@ -93,7 +86,7 @@ async def _show(where: Where, every_s: float) -> None:
             while not over.is_set():
                 screen.update(Group(*picture(shown, console.width, console.height, time.monotonic())), refresh=True)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), every_s)
+                    await asyncio.wait_for(over.wait(), EVERY_S)
                 await look()
     finally:
         client.close()
