@@ -15,7 +15,7 @@ from rhymed.core.run.timeline import Times
 from rhymed.core.style import COLOURS, GLYPHS
 from rhymed.core.text import age, counted, readable
 from rhymed.show.top.screen import ahead, step_line, title
-from rhymed.show.top.state import Connection, History, Shown
+from rhymed.show.top.state import Connection, Shown
 from rhymed.show.top.table import UNKNOWN, Column, draw
 from rhymed.show.top.workers import WORKER_COLUMNS, longest_held, worker_entries
 
@@ -71,7 +71,7 @@ def _states(row: StepRow) -> str:
 
 def _workers(queues: Queues, width: int) -> Iterator[Text]:
     """All workers, then the samples that each has held longest, with ids as `rhymed logs --sample` takes them."""
-    entries = worker_entries(queues, History())
+    entries = worker_entries(queues)
     name, *others = WORKER_COLUMNS
     names = [cell_len(line(entry.row.worker)) + 2 for entry in entries]
     yield from draw(entries, (replace(name, width=max([name.width, *names])), *others), width)

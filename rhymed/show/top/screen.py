@@ -54,7 +54,7 @@ def picture(shown: Shown, width: int, height: int, now: float) -> list[Text]:
 
 def _workers(shown: Shown, width: int, room: int) -> list[Text]:
     """Those that have joined as a table, then those that are starting."""
-    entries = worker_entries(shown.queues, shown.history) if shown.queues else []
+    entries = worker_entries(shown.queues) if shown.queues else []
     absent = [
         Text(cut(f"{fill(f'{ROLES[one.role]} {one.name}', 13)} {one.phase}", width), style="dim")
         for one in sorted(shown.absent)

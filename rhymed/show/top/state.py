@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from rhymed.core.messages import Queues, Role, Usage, WorkerRow
+from rhymed.core.messages import Queues, Role, Usage
 from rhymed.core.run.stragglers import RATE
 from rhymed.core.run.timeline import Times
-from rhymed.core.service.stopwatch import WAITING, seconds_of
 
 ConnectionState = Literal["waiting", "live", "silent", "ended", "finished"]
 """`waiting`: no answer yet; `silent`: it answered before, but not now; `ended`: the broker is gone."""
@@ -45,8 +44,6 @@ LOADS: dict[Role, str] = {
 }
 STEPS = 512  # of reward and length
 SNAPSHOTS = 240  # of all workers' tokens per second
-EVERY_S = 5.0  # between records of a worker's seconds
-WINDOW = 12  # records that shares are computed over, and one before
 REWARD, LENGTH = "reward/mean", "response_length/mean"
 
 
@@ -54,8 +51,6 @@ class History:
     def __init__(self) -> None:
         self.steps: dict[str, dict[int, float]] = {REWARD: {}, LENGTH: {}}  # metric -> step -> value
         self.rates: deque[float] = deque(maxlen=SNAPSHOTS)  # tokens per second, of all workers
-        self._seconds: dict[str, deque[dict[str, float]]] = {}  # worker -> records of seconds by activity
-        self._recorded_at = -math.inf  # in the broker's own time
 
     def add_steps(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Earlier steps, from metrics.jsonl, where `step` counts from 0."""
@@ -66,32 +61,6 @@ class History:
         if queues.metrics:
             self._keep(queues.step, queues.metrics)
         self.rates.append(sum(row.stats.get(RATE, 0.0) for row in queues.workers if row.role == "rollout"))
-        for name in self._seconds.keys() - {row.worker for row in queues.workers}:
-            del self._seconds[name]
-        if queues.uptime_s < self._recorded_at:
-            self._recorded_at = -math.inf  # the broker restarted
-        if queues.uptime_s - self._recorded_at >= EVERY_S:
-            self._recorded_at = queues.uptime_s
-            for row in queues.workers:
-                self._record_seconds(row)
-
-    def idle(self, worker: str) -> float | None:
-        """The share of the last minute in which it had nothing to do. None: there are not enough records."""
-        records = self._seconds.get(worker)
-        if not records or len(records) < 2:
-            return None
-        spent = {name: max(0.0, value - records[0].get(name, 0.0)) for name, value in records[-1].items()}
-        total = sum(spent.values())
-        return sum(spent[name] for name in WAITING if name in spent) / total if total > 0 else None
-
-    def _record_seconds(self, row: WorkerRow) -> None:
-        now = seconds_of(row.role, row.stats)
-        if not now:
-            return
-        records = self._seconds.setdefault(row.worker, deque(maxlen=WINDOW + 1))
-        if records and sum(now.values()) < sum(records[-1].values()):
-            records.clear()  # the worker restarted
-        records.append(now)
 
     def _keep(self, step: int, row: Mapping[str, Any]) -> None:
         for name, values in self.steps.items():

@@ -9,7 +9,7 @@ from rhymed.core.printable import line as line_of
 from rhymed.core.run.stragglers import RATE, SILENT_S, stragglers
 from rhymed.core.style import ROLES
 from rhymed.core.text import age, size_of
-from rhymed.show.top.state import History, utilization
+from rhymed.show.top.state import utilization
 from rhymed.show.top.table import UNKNOWN, Cell, Column, count, natural_key, share
 
 ORDER = {"trainer": 0, "rollout": 1, "environment": 2, "reward": 3}
@@ -20,7 +20,6 @@ STYLES = {"trainer": "green", "rollout": "cyan", "environment": "bright_cyan", "
 class WorkerEntry:
     row: WorkerRow
     outdated: bool  # its weights are older than the run's
-    idle: float | None
     problem: str  # why it delays the others; empty: it does not
 
     @property
@@ -28,14 +27,13 @@ class WorkerEntry:
         return self.row.stats.get(RATE) if self.row.role == "rollout" else None
 
 
-def worker_entries(queues: Queues, history: History) -> list[WorkerEntry]:
+def worker_entries(queues: Queues) -> list[WorkerEntry]:
     """Ordered by role and name."""
     problems = stragglers(queues)
     entries = (
         WorkerEntry(
             row,
             outdated=row.role == "rollout" and row.version < queues.version,
-            idle=history.idle(row.worker),
             problem=problems.get(row.worker, ""),
         )
         for row in queues.workers
@@ -101,11 +99,6 @@ def _accept(entry: WorkerEntry) -> Cell:
     return (f"{length:.2f}", "") if length else (UNKNOWN, "dim")
 
 
-def _idle(entry: WorkerEntry) -> Cell:
-    style = "dim" if entry.idle is None else "yellow" if entry.idle > 0.5 else ""
-    return share(entry.idle), style
-
-
 def _cpu(entry: WorkerEntry) -> Cell:
     usage = entry.row.usage
     return (f"{usage.cpu:.1f}", "" if usage.cpu >= 0.05 else "dim") if usage else (UNKNOWN, "dim")
@@ -132,7 +125,6 @@ WORKER_COLUMNS: tuple[Column[WorkerEntry], ...] = (
     Column("ahead", 6, _parked, right=True, rank=9),
     Column("tok/s", 7, _rate, right=True, rank=3),
     Column("accept", 7, _accept, right=True, rank=7),
-    Column("idle", 5, _idle, right=True, rank=6),
     Column("gpu", 5, _gpu, right=True, rank=10),
     Column("cpu", 5, _cpu, right=True, rank=11),
     Column("memory", 8, _memory, right=True, rank=12),

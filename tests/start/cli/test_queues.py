@@ -127,7 +127,7 @@ def test_80_columns_are_enough() -> None:
     crowd = msgspec.structs.replace(SNAPSHOT, workers=[worker], queues=states, oldest_s={}, open_steps=[step])
     lines = text(crowd, 80).splitlines()
     whole = [" ".join(line.split()) for line in lines]
-    assert "▶ rollout@some-host:1234567 v3 8/8 - - 0.4s load version 12" in whole
+    assert "▶ rollout@some-host:1234567 v3 8/8 - 0.4s load version 12" in whole
     assert "eval-v12/0123456789abcdef/0 8,192 1h06m rollout@some-host:1234567" in whole
     reported = " ".join(whole)
     for state, purpose in plain.PURPOSE.items():
