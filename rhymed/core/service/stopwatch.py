@@ -94,9 +94,6 @@ ACTIVITIES: dict[str, tuple[str, ...]] = {
 }
 """By role, in the order of a stacked bar."""
 
-WAITING = frozenset({"idle", "wait"})
-"""Activities without work."""
-
 HEX = {
     "verify": "#008a6e",
     "decode": "#313fb7",
@@ -113,23 +110,6 @@ HEX = {
     "wait": "#9aa0a6",
 }
 """For the web and for plots."""
-
-TERMINAL = {
-    "verify": "green",
-    "decode": "blue",
-    "prefill": "bright_cyan",
-    "draft": "yellow",
-    "update": "red",
-    "act": "bright_cyan",
-    "score": "yellow",
-    "train": "magenta",
-    "load": "yellow",
-    "publish": "bright_red",
-    "checkpoint": "cyan",
-    "idle": "bright_black",
-    "wait": "bright_black",
-}
-"""For rich: the terminal's own colours, which suit its background."""
 
 
 def seconds_of(role: str, stats: Mapping[str, float]) -> dict[str, float]:
