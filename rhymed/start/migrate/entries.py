@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from rhymed.core.text import short
 
+T = TypeVar("T")
 Verdict: TypeAlias = Literal["unknown", "unsupported", "different", "dropped"]
 
 VERDICTS: dict[Verdict, str] = {
@@ -117,6 +118,13 @@ def flag(name: str, verdict: Verdict, reason: str) -> Entry:
     return Entry((name,), (), lambda value: (Note(name, verdict, reason),) if value else ())
 
 
+def chosen(table: Mapping[Any, T], value: Any, setting: str, otherwise: str) -> Generator[Item, None, T]:
+    """What the table has for the value of a setting; where it lacks that, what it has for `otherwise`, and a note."""
+    if value not in table:
+        yield Note(setting, "unsupported", f"there is no {value!r} here; {otherwise!r} is written in its place")
+    return table.get(value, table[otherwise])
+
+
 def unless(name: str, harmless: Any, verdict: Verdict, reason: str) -> Entry:
     """A note, if the setting has another value than the harmless one."""
     return Entry((name,), (), lambda value: (Note(name, verdict, reason),) if value not in (None, harmless) else ())
@@ -187,6 +195,13 @@ def adapters(rank: int, alpha: float, targets: Any, settings: Sequence[str]) -> 
     yield Put("trainer.lora.alpha", float(alpha), of=(settings[1],))
     if targets and targets != "all-linear":
         yield Put("trainer.lora.targets", [targets] if isinstance(targets, str) else list(targets), of=(settings[2],))
+
+
+def sapo(loss: str, positive: float, negative: float) -> Iterator[Item]:
+    """`loss`: other ones have no temperatures."""
+    if loss == "sapo":
+        yield Put("trainer.sapo_tau_pos", positive)
+        yield Put("trainer.sapo_tau_neg", negative)
 
 
 def sinks(given: Any, setting: str, others: Sequence[str]) -> Iterator[Item]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rhymed.start.migrate.entries import Entry, Item, Note, Put, flag, same, unless
+from rhymed.start.migrate.entries import Entry, Item, Note, Put, chosen, flag, same, sapo, unless
 
 DEFAULTS: dict[str, Any] = {
     "loss_type": "dapo",
@@ -37,16 +37,19 @@ LOSSES = {
 }
 """loss_type -> our algorithm and the aggregation of its tokens."""
 
+CORRECTIONS = {
+    "sequence_mask": ("sequence-mask", "sequence_mask_cap"),
+    "token_truncate": ("token-tis", "tis_cap"),
+    "token_mask": ("icepop", "icepop_max"),
+}
+"""vllm_importance_sampling_mode -> our correction, and the key of its limit."""
+
 MODE, MOST = ("vllm_importance_sampling_mode",), ("vllm_importance_sampling_clip_max",)
 SCALES = {True: "group", "group": "group", "batch": "batch", False: "none", "none": "none"}
 
 
 def _loss(kind: str, level: str, low: float, high: float | None, delta: float | None) -> Iterator[Item]:
-    algorithm, aggregation = LOSSES.get(kind, ("grpo", "token-mean"))
-    if kind not in LOSSES:
-        yield Note(
-            "loss_type", "unsupported", f"there is no {kind!r} here; `grpo` over tokens is written in its place"
-        )
+    algorithm, aggregation = yield from chosen(LOSSES, kind, "loss_type", "dapo")
     why = "TRL's `dapo` is the mean over tokens, without the other parts of that algorithm"
     yield Put("trainer.algorithm", algorithm, why if kind == "dapo" else "", ("loss_type",))
     yield Put("trainer.aggregation", aggregation, of=("loss_type",))
@@ -65,19 +68,11 @@ def _loss(kind: str, level: str, low: float, high: float | None, delta: float | 
         yield Put("trainer.cispo_min", 0.0, of=("loss_type",))
 
 
-def _sapo(kind: str, positive: float, negative: float) -> Iterator[Item]:
-    if kind == "sapo":
-        yield Put("trainer.sapo_tau_pos", positive)
-        yield Put("trainer.sapo_tau_neg", negative)
-
-
 def _scale(value: Any, several: str) -> Iterator[Item]:
     if several == "normalize_then_sum":
         yield Put("trainer.advantage", "decoupled", of=("multi_objective_aggregation",))
         return
-    yield Put("trainer.advantage_scale", SCALES.get(value, "group"))
-    if value not in SCALES:
-        yield Note("scale_rewards", "unsupported", f"there is no {value!r} here; `group` is written in its place")
+    yield Put("trainer.advantage_scale", (yield from chosen(SCALES, value, "scale_rewards", "group")))
 
 
 def _entropy(coef: float, adaptive: bool) -> Iterator[Item]:
@@ -107,16 +102,12 @@ def _correction(
         yield Note("use_vllm", "different", f"responses always come from vLLM. {why}")
     elif not on:
         yield Put("trainer.correction", "none")
-    elif mode == "sequence_mask" and limit is not None:
-        yield Put("trainer.correction", "sequence-mask", of=MODE)
-        yield Put("trainer.sequence_mask_cap", limit, of=MOST)
-    elif mode == "token_truncate" and limit is not None:
-        yield Put("trainer.correction", "token-tis", of=MODE)
-        yield Put("trainer.tis_cap", limit, of=MOST)
-    elif mode == "token_mask" and limit is not None:
-        yield Put("trainer.correction", "icepop", of=MODE)
-        yield Put("trainer.icepop_min", least or 0.0)
-        yield Put("trainer.icepop_max", limit, of=MOST)
+    elif mode in CORRECTIONS and limit is not None:
+        correction, key = CORRECTIONS[mode]
+        yield Put("trainer.correction", correction, of=MODE)
+        if mode == "token_mask":
+            yield Put("trainer.icepop_min", least or 0.0)
+        yield Put(f"trainer.{key}", limit, of=MOST)
     else:
         yield Note(
             "vllm_importance_sampling_mode", "unsupported", f"no {mode} with these limits; see trainer.correction"
@@ -131,7 +122,7 @@ ENTRIES = (
         ("trainer.algorithm", "trainer.clip_eps_low", "trainer.clip_eps_high"),
         _loss,
     ),
-    Entry(("loss_type", "sapo_temperature_pos", "sapo_temperature_neg"), ("trainer.sapo_tau_pos",), _sapo),
+    Entry(("loss_type", "sapo_temperature_pos", "sapo_temperature_neg"), ("trainer.sapo_tau_pos",), sapo),
     Entry(("scale_rewards", "multi_objective_aggregation"), ("trainer.advantage_scale",), _scale, named=1),
     Entry(("beta", "use_bias_correction_kl", "sync_ref_model"), ("trainer.kl_coef",), _kl, named=1),
     same("mask_truncated_completions", "trainer.overlong_filter"),

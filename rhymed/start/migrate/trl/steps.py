@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rhymed.start.migrate.entries import Entry, Item, Note, Put
+from rhymed.start.migrate.entries import Entry, Item, Note, Put, chosen
 
 DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -124,9 +124,8 @@ def _schedule(name: Any, kwargs: dict[str, Any] | None) -> Iterator[Item]:
     kind = str(name).lower().rpartition(".")[2]
     known = {"linear": "linear", "constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine"}
     known["cosine_with_min_lr"] = "cosine"
-    yield Put("trainer.schedule", known.get(kind, "constant"), of=("lr_scheduler_type",))
-    if kind not in known:
-        yield Note("lr_scheduler_type", "unsupported", f"there is no {kind!r} here: constant is written")
+    written = yield from chosen(known, kind, "lr_scheduler_type", "constant")
+    yield Put("trainer.schedule", written, of=("lr_scheduler_type",))
     given = kwargs or {}
     if given.get("min_lr_rate"):
         yield Put("trainer.min_lr_ratio", given["min_lr_rate"], of=("lr_scheduler_kwargs",))

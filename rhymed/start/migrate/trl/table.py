@@ -17,6 +17,7 @@ from rhymed.start.migrate.entries import (
     Put,
     Table,
     adapters,
+    chosen,
     flag,
     model_path,
     run_name,
@@ -126,14 +127,7 @@ def _devices(use_vllm: bool | None, mode: str, memory: float, tensor_parallel: i
 
 
 def _optimizer(name: str) -> Iterator[Item]:
-    known = OPTIMIZERS.get(str(name).lower())
-    yield Put("trainer.optimizer", known or "adamw")
-    if known is None:
-        yield Note(
-            "optim",
-            "unsupported",
-            f"there is no {name!r} here; there are {', '.join(sorted(set(OPTIMIZERS.values())))}",
-        )
+    yield Put("trainer.optimizer", (yield from chosen(OPTIMIZERS, str(name).lower(), "optim", "adamw_torch")))
 
 
 def _four_bits(
@@ -159,10 +153,6 @@ def _name(run: str | None, output: str | None) -> Iterator[Item]:
         yield Put("run.name", run_name(name))
     if output:
         yield Note("output_dir", "different", "everything is in the run's folder, run.folder/run.name")
-
-
-def _top_k(value: int | None) -> Iterator[Item]:
-    yield Put("rollout.top_k", max(0, value or 0))
 
 
 def _iterations(most: int | None) -> Iterator[Item]:
@@ -210,7 +200,7 @@ ENTRIES = (
     Entry(("max_tool_calling_iterations",), ("environment.max_turns",), _iterations),
     same("temperature", "rollout.temperature"),
     same("top_p", "rollout.top_p"),
-    Entry(("top_k",), ("rollout.top_k",), _top_k),
+    Entry(("top_k",), ("rollout.top_k",), lambda value: (Put("rollout.top_k", max(0, value or 0)),)),
     same("min_p", "rollout.min_p"),
     *LOSS_ENTRIES,
     same("learning_rate", "trainer.lr"),

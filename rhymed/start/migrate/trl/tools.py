@@ -30,10 +30,13 @@ def script_tools(script: Script, trainer: dict[str, ast.expr], module: Path) -> 
         copied.add(factory, name)
         items.append(Put("environment.factory", f"{module}:{name}", WHY))
     text = module_text(script, copied, "Tools and environments")
+    return [*items, *_lacking(text, module, "tools" if tools is not None else "environment_factory")], text
+
+
+def _lacking(text: str, module: Path, setting: str) -> Iterator[Note]:
     if missing := undefined(text):
         why = f"{module} uses {', '.join(missing)}, which only the script has when it runs: write that there"
-        items.append(Note("tools" if tools is not None else "environment_factory", "unknown", why))
-    return items, text
+        yield Note(setting, "unknown", why)
 
 
 def _given(script: Script, trainer: dict[str, ast.expr], name: str) -> ast.expr | None:
@@ -104,10 +107,7 @@ def script_rewards(
     if not found.scorers:
         return [*found.notes, _missing("none of reward_funcs can be used")], ""
     text = module_text(script, found.copied, "Reward functions")
-    if missing := undefined(text):
-        why = f"{module} uses {', '.join(missing)}, which only the script has when it runs: write that there"
-        found.notes.append(Note("reward_funcs", "unknown", why))
-    return [*found.notes, *_section(found.scorers)], text
+    return [*found.notes, *_lacking(text, module, "reward_funcs"), *_section(found.scorers)], text
 
 
 def _weighted(scorer: dict[str, Any], weights: Any, number: int) -> dict[str, Any]:

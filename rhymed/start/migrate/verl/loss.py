@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rhymed.start.migrate.entries import Entry, Item, Note, Put, flag, unless
+from rhymed.start.migrate.entries import Entry, Item, Note, Put, chosen, flag, sapo, unless
 
 ACTOR, LOSS = "actor_rollout_ref.actor", "actor_rollout_ref.actor.policy_loss"
 CORRECTION = "algorithm.rollout_correction"
@@ -53,16 +53,15 @@ ESTIMATORS = {
 }
 LOSSES = {"vanilla": "clip", "gspo": "clip", "cispo": "cispo", "geo_mean": "gmpo", "sapo": "sapo"}
 KLS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+AGGREGATIONS = {
+    name: name for name in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+}
 
 
 def _advantage(estimator: str, by_std: bool, gamma: float, lam: float, mode: str) -> Iterator[Item]:
     kind = str(estimator).lower().rpartition(".")[2]
-    name = ESTIMATORS.get(kind, "grpo")
+    name = yield from chosen(ESTIMATORS, kind, "algorithm.adv_estimator", "grpo")
     yield Put("trainer.algorithm", name, of=("algorithm.adv_estimator",))
-    if kind not in ESTIMATORS:
-        why = f"there is no {kind!r} here; `grpo` is written in its place, see docs/algorithms.md"
-        yield Note("algorithm.adv_estimator", "unsupported", why)
     if name == "grpo":
         yield Put("trainer.advantage_scale", "group" if by_std else "none", of=("algorithm.norm_adv_by_std_in_grpo",))
     if name == "rloo" and mode == "vanilla":
@@ -74,12 +73,10 @@ def _advantage(estimator: str, by_std: bool, gamma: float, lam: float, mode: str
 
 
 def _loss(mode: str, both: float, low: float | None, high: float | None, dual: float) -> Iterator[Item]:
-    loss = LOSSES.get(mode, "clip")
+    loss = yield from chosen(LOSSES, mode, f"{LOSS}.loss_mode", "vanilla")
     below, above = both if low is None else low, both if high is None else high
     if loss != "clip":
         yield Put("trainer.loss", loss, of=(f"{LOSS}.loss_mode",))
-    if mode not in LOSSES:
-        yield Note(f"{LOSS}.loss_mode", "unsupported", f"there is no {mode!r} here; `clip` is written in its place")
     if loss in ("clip", "gmpo"):
         yield Put("trainer.clip_eps_low", below, of=(f"{ACTOR}.clip_ratio_low",))
         yield Put("trainer.clip_eps_high", above, of=(f"{ACTOR}.clip_ratio_high",))
@@ -96,17 +93,11 @@ def _loss(mode: str, both: float, low: float | None, high: float | None, dual: f
         yield Put("trainer.cispo_max", 1 + above)
 
 
-def _sapo(mode: str, positive: float, negative: float) -> Iterator[Item]:
-    if mode == "sapo":
-        yield Put("trainer.sapo_tau_pos", positive)
-        yield Put("trainer.sapo_tau_neg", negative)
-
-
 def _aggregation(mode: str, loss: str) -> Iterator[Item]:
     forced = "seq-mean-token-mean" if loss == "sapo" else mode
-    yield Put("trainer.aggregation", forced if forced in AGGREGATIONS else "token-mean")
-    if forced not in AGGREGATIONS:
-        yield Note(f"{ACTOR}.loss_agg_mode", "unsupported", f"there is no {mode!r} here: token-mean is written")
+    yield Put(
+        "trainer.aggregation", (yield from chosen(AGGREGATIONS, forced, f"{ACTOR}.loss_agg_mode", "token-mean"))
+    )
 
 
 def _kl(in_loss: bool, loss_coef: float, loss_kind: str, in_reward: bool, coef: float, kind: str) -> Iterator[Item]:
@@ -117,15 +108,13 @@ def _kl(in_loss: bool, loss_coef: float, loss_kind: str, in_reward: bool, coef: 
     if not in_loss and not in_reward:
         yield Put("trainer.kl_coef", 0.0, "no reference model", (f"{ACTOR}.use_kl_loss",))
         return
-    chosen, kind_name = (loss_kind, f"{ACTOR}.kl_loss_type") if in_loss else (kind, "algorithm.kl_penalty")
+    used, kind_name = (loss_kind, f"{ACTOR}.kl_loss_type") if in_loss else (kind, "algorithm.kl_penalty")
     switch = _names(ACTOR, "use_kl_loss", "kl_loss_coef")
     if not in_loss:
         switch = _names("algorithm", "use_kl_in_reward", "kl_ctrl.kl_coef")
     yield Put("trainer.kl_coef", float(loss_coef if in_loss else coef), of=switch[1:])
     yield Put("trainer.kl_in", "loss" if in_loss else "reward", of=switch[:1])
-    yield Put("trainer.kl_estimator", KLS.get(chosen, "k3"), of=(kind_name,))
-    if chosen not in KLS:
-        yield Note(kind_name, "unsupported", f"there is no estimator {chosen!r} here: k3 is written in its place")
+    yield Put("trainer.kl_estimator", (yield from chosen(KLS, used, kind_name, "k3")), of=(kind_name,))
 
 
 def _entropy(coef: float, mode: str) -> Iterator[Item]:
@@ -204,7 +193,7 @@ ENTRIES = (
         ("trainer.loss", "trainer.clip_eps_low", "trainer.clip_eps_high"),
         _loss,
     ),
-    Entry((f"{LOSS}.loss_mode", *_names(ACTOR, "tau_pos", "tau_neg")), ("trainer.sapo_tau_pos",), _sapo),
+    Entry((f"{LOSS}.loss_mode", *_names(ACTOR, "tau_pos", "tau_neg")), ("trainer.sapo_tau_pos",), sapo),
     Entry((f"{ACTOR}.loss_agg_mode", f"{LOSS}.loss_mode"), ("trainer.aggregation",), _aggregation, named=1),
     Entry(
         (

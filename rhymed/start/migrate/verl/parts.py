@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rhymed.core.errors import ConfigError
-from rhymed.start.migrate.entries import Item, Note, Put, run_name
+from rhymed.start.migrate.entries import Item, Note, Put, chosen, run_name
 from rhymed.start.migrate.sources import read_yaml
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -107,12 +107,11 @@ def warmup(steps: int, ratio: float, total: int | None) -> Iterator[Item]:
 
 
 def schedule(kind: str, old: str | None, least: float | None) -> Iterator[Item]:
-    chosen = old or kind
-    yield Put("trainer.schedule", chosen if chosen in ("constant", "cosine") else "constant")
-    if chosen == "cosine":
+    known = {"constant": "constant", "cosine": "cosine"}
+    written = yield from chosen(known, old or kind, f"{OPTIM}.lr_scheduler_type", "constant")
+    yield Put("trainer.schedule", written)
+    if written == "cosine":
         yield Put("trainer.min_lr_ratio", least or 0.0)
-    elif chosen != "constant":
-        yield Note(f"{OPTIM}.lr_scheduler_type", "unsupported", f"there is no {chosen!r} here: constant is written")
 
 
 def length(epochs: int, steps: int | None) -> Iterator[Item]:
