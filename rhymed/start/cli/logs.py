@@ -7,7 +7,6 @@ import datetime
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from rhymed.core.errors import ConfigError
 from rhymed.core.output import show, show_json
 from rhymed.core.printable import visible
-from rhymed.core.text import counted
 from rhymed.start.cli.options import add_examples, add_run
 
 if TYPE_CHECKING:
@@ -79,36 +77,21 @@ def handle(arguments: argparse.Namespace) -> int:
         if sample and not arguments.json:
             sys.stdout.write("\n".join(map(visible, story.summary(folder, sample))) + "\n")
         ends = follower.begins if follower else {}
-        hidden: Counter[str] = Counter()
-        found: Iterable[Entry] = _wanted(merged(chosen, since, wanted.needle, ends), wanted, hidden)
+        found: Iterable[Entry] = _wanted(merged(chosen, since, wanted.needle, ends), wanted)
         if sample:
             found = (story.own(entry, sample) for entry in found)
         shown = _print(found, page, as_json=arguments.json)
         if follower is not None:
             _follow(follower, wanted, page, as_json=arguments.json)
-        elif not shown and not hidden:
+        elif not shown:
             _nothing(arguments, chosen)
-        if hidden:
-            _name_hidden(hidden)
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def _wanted(entries: Iterable[Entry], wanted: Filter, hidden: Counter[str]) -> Iterator[Entry]:
-    """`hidden` counts by library what is left out as its remarks."""
-    for entry in entries:
-        if not wanted.matches(entry):
-            continue
-        if wanted.hides(entry):
-            hidden[entry.library] += 1
-        else:
-            yield entry
-
-
-def _name_hidden(hidden: Counter[str]) -> None:
-    names = ", ".join(library for library, _ in hidden.most_common())
-    show(f"not shown: {counted(hidden.total(), 'line')} of {names}; --libraries shows them", file=sys.stderr)
+def _wanted(entries: Iterable[Entry], wanted: Filter) -> Iterator[Entry]:
+    return (entry for entry in entries if wanted.matches(entry) and not wanted.hides(entry))
 
 
 def _log_folders(folder: Path, also: list[Path] | None) -> list[Path]:
@@ -163,7 +146,7 @@ def _json(entry: Entry) -> str:
 
 def _follow(follower: Any, wanted: Filter, page: Any, *, as_json: bool) -> None:
     while True:
-        _print(_wanted(follower.poll(), wanted, Counter()), page, as_json=as_json)
+        _print(_wanted(follower.poll(), wanted), page, as_json=as_json)
         sys.stdout.flush()
         time.sleep(LOOK_S)
 
@@ -171,4 +154,7 @@ def _follow(follower: Any, wanted: Filter, page: Any, *, as_json: bool) -> None:
 def _nothing(arguments: argparse.Namespace, chosen: list[Log]) -> None:
     newest = max((file.stat().st_mtime for log in chosen for file in log.files), default=0.0)
     when = datetime.datetime.fromtimestamp(newest)
-    show(f"no matching line; the last one was written {when:%Y-%m-%d %H:%M:%S}", file=sys.stderr)
+    show(
+        f"no matching line; the last one was written {when:%Y-%m-%d %H:%M:%S}; --libraries has more",
+        file=sys.stderr,
+    )
