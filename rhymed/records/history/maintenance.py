@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from rhymed.core import atomic
 from rhymed.core.errors import ConfigError, StoreError
@@ -40,15 +39,6 @@ def render_verify(report: Report, run: Path, file_bytes: int) -> str:
     if not report.counts:
         return "\n".join([f"{run}: {size_of(file_bytes)} cannot be read", found, *shown, ways_on(find(run)[0])])
     return "\n".join([f"{read} are sound", found, *shown, *rest, ways_on(find(run)[0])])
-
-
-def as_json(report: Report) -> dict[str, Any]:
-    return {
-        "sound": report.sound,
-        "counts": report.counts,
-        "tokens": report.tokens,
-        "damaged": [finding._asdict() for finding in report.findings],
-    }
 
 
 RUN_FILES = ("config.json", "metrics.jsonl")  # copied with the store: the model of the tokens, the course of training

@@ -58,7 +58,6 @@ def _add_audit(verbs: Any) -> None:
     )
     add_examples(parser, "rhymed history audit runs/quickstart")
     add_run(parser)
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
 
 
 def _add_maintenance(verbs: Any) -> None:
@@ -67,7 +66,6 @@ def _add_maintenance(verbs: Any) -> None:
     )
     add_examples(parser, "rhymed history verify runs/quickstart")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
-    parser.add_argument("--json", action="store_true", help="as one JSON object, with all damaged entries")
     parser = make_parser(verbs, "backup", "copy a run's store, even while it is written, to a new run folder", backup)
     add_examples(parser, "rhymed history backup runs/latest /mnt/copies/tuesday")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may be alive")
@@ -88,11 +86,10 @@ def _add_maintenance(verbs: Any) -> None:
 
 def verify(arguments: argparse.Namespace) -> int:
     """Exit status 1 where something is damaged."""
-    from rhymed.records.history.maintenance import as_json, render_verify, verify_run
+    from rhymed.records.history.maintenance import render_verify, verify_run
 
     report, file_bytes = verify_run(arguments.run)
-    text = readable(render_verify(report, arguments.run, file_bytes))
-    show(json.dumps(as_json(report), indent=2) if arguments.json else text)
+    show(readable(render_verify(report, arguments.run, file_bytes)))
     return int(not report.sound)
 
 
@@ -144,8 +141,7 @@ def audit(arguments: argparse.Namespace) -> int:
 
     with open_folder(arguments.run) as folder:
         result = audits.audit(folder)
-        text = readable(audits.render(result, folder.name))
-    show(json.dumps({"audit": result.json()}, indent=2) if arguments.json else text)
+        show(readable(audits.render(result, folder.name)))
     return int(bool(result.wrong))
 
 

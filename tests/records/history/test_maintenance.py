@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -55,10 +54,6 @@ def test_damage_is_named_with_the_ways_on(kept: Path, rhymed) -> None:
     assert f"samples: {name}: its record is damaged" in out
     assert "95 samples, 3 prompts" in out
     assert f"rhymed run --resume {kept} --without-history" in out
-    status, out, _ = rhymed("verify", kept, "--json")
-    found = json.loads(out)
-    assert (status, found["sound"]) == (1, False)
-    assert [row["name"] for row in found["damaged"]] == [name]
 
 
 def test_a_file_that_kills_its_reader_is_reported_to_be_damaged(kept: Path, rhymed) -> None:
@@ -70,8 +65,6 @@ def test_a_file_that_kills_its_reader_is_reported_to_be_damaged(kept: Path, rhym
         assert "pages: data.mdb: " in out
         assert "reading it ended with SIGBUS" in out
         assert "rhymed history backup" in out
-        status, out, err = rhymed("verify", kept, "--json")
-        assert (status, json.loads(out)["sound"], err) == (1, False, "")
     os.truncate(file, 0)
     status, _, err = rhymed("verify", kept)
     assert (status, "no store process has opened it yet" in err) == (1, True)

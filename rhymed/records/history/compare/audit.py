@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rhymed.core.config import Config, Schedule
 from rhymed.core.errors import ConfigError, RhymedError, StoreDamaged
@@ -53,9 +52,6 @@ class Audit:
     def epochs(self) -> float:
         """Passes over the dataset."""
         return self.asked / self.prompts if self.prompts else 0.0
-
-    def json(self) -> dict[str, Any]:
-        return {**asdict(self), "epochs": self.epochs, "good": not self.wrong}
 
 
 def audit(folder: RunFolder) -> Audit:
