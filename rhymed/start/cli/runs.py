@@ -7,11 +7,10 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from rhymed.core.errors import ConfigError
 from rhymed.core.style import plain_table
-from rhymed.core.text import age, counted, number, quoted
+from rhymed.core.text import age, counted, number
 from rhymed.start.cli.options import add_examples, add_json, print_json
 
 if TYPE_CHECKING:
@@ -33,24 +32,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    from rhymed.records.several import config_of, listing
+    from rhymed.records.several import listing
 
-    folder: Path = arguments.folder.expanduser()
-    if folder.is_dir() and _is_run(folder, config_of):
-        raise ConfigError(f"{folder} is one run's folder, not a folder of runs: rhymed runs {quoted(folder.parent)}")
-    found = listing(folder)
+    found = listing(arguments.folder.expanduser())
     if arguments.json:
         print_json(found.json())
     else:
         show(found)
     return 0
-
-
-def _is_run(folder: Path, config_of: Any) -> bool:
-    try:
-        return config_of(folder) is not None
-    except (OSError, ValueError):
-        return False
 
 
 def show(found: Listing) -> None:

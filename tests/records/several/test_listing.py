@@ -153,8 +153,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert main(["runs", str(tmp_path / "non")]) == 2
     assert main(["runs", str(run / "config.json")]) == 2
     assert "config.json is a file" in capsys.readouterr().err
-    assert main(["runs", str(run)]) == 2
-    assert "one run's folder" in capsys.readouterr().err
+    assert main(["runs", str(run)]) == 0
+    assert f"no runs in {run}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
