@@ -13,7 +13,7 @@ from rhymed.core.printable import line
 from rhymed.core.run.stragglers import shown_states, starting, stragglers
 from rhymed.core.run.timeline import Times
 from rhymed.core.style import COLOURS, GLYPHS
-from rhymed.core.text import age, counted, readable
+from rhymed.core.text import age, readable
 from rhymed.show.top.screen import ahead, step_line, title
 from rhymed.show.top.state import Connection, Shown
 from rhymed.show.top.table import UNKNOWN, Column, draw
@@ -49,7 +49,6 @@ def render(queues: Queues, width: int, times: Times | None = None) -> Text:
     lines += [Text(f"{line(worker)}: {what}", style="red") for worker, what in stragglers(queues).items()]
     lines += [Text(starting(queues), style="dim")] if starting(queues) else []
     lines += [Text(f"waits: {line(trouble)}", style="bold red") for trouble in queues.troubles]
-    lines += [Text(ignored, style="yellow") for ignored in _disbelieved(queues)]
     return Text("\n").join(lines)
 
 
@@ -88,11 +87,3 @@ def _workers(queues: Queues, width: int) -> Iterator[Text]:
         )
         yield Text()
         yield from draw(held, columns, width)
-
-
-def _disbelieved(queues: Queues) -> Iterator[str]:
-    """Reports that the broker did not believe, since it started."""
-    if count := queues.counts.get("unheld", 0):
-        yield f"{counted(count, 'report')} ignored: their senders did not hold the samples"
-    if count := queues.counts.get("unstored", 0):
-        yield f"{counted(count, 'sample')} reported, but not in the store: generated again"
