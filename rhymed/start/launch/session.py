@@ -85,7 +85,7 @@ async def session(config: Config, layout: RunLayout, held: Held, lease: SharedLe
     if failure and resume and not (supervisor.lost or finished):
         failure += f"\nall stored samples are kept{resume}"
     elif not (failure or finished):
-        show(f"interrupted{resume}{_resume_point(layout) if resume else ''}", flush=True)
+        show(f"interrupted{resume}", flush=True)
     return status, failure
 
 
@@ -113,17 +113,6 @@ async def _look(held: Held, lease: SharedLease) -> None:
         await asyncio.sleep(LOOK_S)
         held.check()
         lease.check()
-
-
-def _resume_point(layout: RunLayout) -> str:
-    from rhymed.core.run.checkpoint import newest_sealed
-
-    found = newest_sealed(layout.checkpoints)
-    steps = found.step if found else 0
-    return (
-        f"\ntraining will continue after step {steps}, the newest checkpoint; samples of later steps are stored and"
-        " will not be generated again"
-    )
 
 
 def _learned_nothing(layout: RunLayout) -> bool:
