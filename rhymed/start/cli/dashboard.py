@@ -29,7 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(handler=handle)
     add_examples(
         parser,
-        "rhymed view runs/quickstart --open",
+        "rhymed view runs/quickstart",
         "rhymed view runs/quickstart --http 0.0.0.0:8430",
         "rhymed view runs/quickstart --save quickstart.html",
     )
@@ -40,7 +40,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help=f"default: {ADDRESS}; if its port is taken, the next free one; a non-loopback address requires a token",
     )
-    parser.add_argument("--open", action="store_true", help="also open it in the browser")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="write the page with its data into one HTML file, and serve nothing"
     )
@@ -58,7 +57,7 @@ def handle(arguments: argparse.Namespace) -> int:
         show(write(folder, arguments.save))
         return 0
     try:
-        asyncio.run(_serve(folder, address, browser=arguments.open))
+        asyncio.run(_serve(folder, address))
     except KeyboardInterrupt:
         return 0
     return 0
@@ -89,9 +88,8 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "store"))
 
 
-async def _serve(folder: Path, address: HttpAddress, *, browser: bool) -> None:
+async def _serve(folder: Path, address: HttpAddress) -> None:
     import asyncio
-    import webbrowser
 
     from rhymed.show.dashboard.auth import TOKEN_FILE, TOKEN_VARIABLE
     from rhymed.show.dashboard.server import serving
@@ -108,8 +106,6 @@ async def _serve(folder: Path, address: HttpAddress, *, browser: bool) -> None:
         if not taken.is_local:
             where = TOKEN_VARIABLE if os.environ.get(TOKEN_VARIABLE) else folder / TOKEN_FILE
             show(f"open it once as {url}?token=…, with the token in {where}", flush=True)
-        if browser:
-            await asyncio.to_thread(webbrowser.open, taken.url)
         await stop.wait()
 
 
