@@ -40,7 +40,6 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     option(
         "--keep", type=_probability, default=0.9987, metavar="P", help="probability that a run-ahead token is kept"
     )
-    option("--slow", type=_positive(float), default=1.0, metavar="X", help="the first worker is X times slower")
     option("--speeds", type=_speeds, metavar="X,Y,...", help="the workers' speeds in turn, such as 1,0.5,0.25")
     option(
         "--drafts", metavar="WHAT", help="drafts from history: free (to verify), cpu (as measured), or a JSON file"
@@ -126,9 +125,7 @@ def _cluster(arguments: argparse.Namespace, workload: Any) -> Any:
 def _slow(arguments: argparse.Namespace) -> dict[int, float]:
     """Worker -> times slower than the others."""
     speeds = arguments.speeds or [1.0]
-    slow = {number: 1 / speeds[number % len(speeds)] for number in range(arguments.workers)}
-    slow[0] *= arguments.slow
-    return {number: value for number, value in slow.items() if value != 1}
+    return {number: 1 / speeds[number % len(speeds)] for number in range(arguments.workers)}
 
 
 def _speeds(text: str) -> list[float]:

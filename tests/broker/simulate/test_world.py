@@ -219,7 +219,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(capsys.readouterr().out)
     assert [row["dropped"] for row in rows] == [0] * len(rows)
     assert len({row["tokens"] for row in rows}) == 1
-    assert main([*arguments, "--policy", "flow", "--failures", "1", "--slow", "3", "--json"]) == 0
+    assert main([*arguments, "--policy", "flow", "--failures", "1", "--speeds", "0.25,1", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["mode"] == "flow, staleness 0"
     makespans = []
