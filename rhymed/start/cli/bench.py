@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rhymed.core.output import show
 from rhymed.start.cli.options import add_examples
 
 OPTIONS = ("model", "methods", "batches", "temperatures", "epochs", "rounds", "out", "device", "dtype")
@@ -36,7 +32,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result there, as JSON")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="where engines compute")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the engines' weights")
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -44,10 +39,7 @@ def handle(arguments: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as after Ctrl-C, with the engines
     options = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
-    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        result = spec.run(arguments.quick, **options)
-    if arguments.json:
-        show(json.dumps(result, indent=2))
+    spec.run(arguments.quick, **options)
     return 0
 
 
