@@ -97,15 +97,11 @@ def test_a_configuration_alone_is_the_one_in_the_package(inside: Path) -> None:
     assert (inside / "one/quickstart.toml").is_file()
 
 
-def test_the_list_names_every_task_example_and_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_names_every_task_and_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "--list"]) == 0
     out = capsys.readouterr().out
     named = {line.split()[0] for line in out.splitlines() if line.startswith("  ")}
-    assert named == {
-        *tasks(),
-        *configurations(),
-        *(path.name for path in shipped("examples").iterdir() if path.is_dir()),
-    }
+    assert named == {*tasks(), *configurations()}
     assert max(map(len, out.splitlines())) < 200
 
 
