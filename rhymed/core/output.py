@@ -17,10 +17,8 @@ def show(text: object = "", *, file: TextIO | None = None, end: str = "\n", flus
         out.flush()
 
 
-def show_json(text: str, *, flush: bool = False) -> None:
+def show_json(text: str) -> None:
     """For programs: such characters, and those that stdout cannot encode, become escapes of JSON, so the value is the
     same."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     sys.stdout.write(f"{json_visible(text, encoding)}\n")
-    if flush:
-        sys.stdout.flush()

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,8 @@ def test_spaces_of_other_widths_stay() -> None:
 def test_json_is_the_same_on_every_terminal(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding=encoding, errors="replace"))
-    show_json(json.dumps("é 漢 🙂", ensure_ascii=False), flush=True)
+    show_json(json.dumps("é 漢 🙂", ensure_ascii=False))
+    sys.stdout.flush()
     assert json.loads(out.getvalue().decode(encoding)) == "é 漢 🙂"
 
 

@@ -35,7 +35,7 @@ def write_at_the_end(folder: Path, out: Path | None = None) -> str:
     return "\n".join(texts)
 
 
-async def over(layout: RunLayout, patience_s: float = PATIENCE_S) -> Queues | None:
+async def over(layout: RunLayout) -> Queues | None:
     """The last snapshot, when the run is over or the broker has been silent for too long; None: it never answered."""
     last: Queues | None = None
     answered = time.monotonic()
@@ -45,7 +45,7 @@ async def over(layout: RunLayout, patience_s: float = PATIENCE_S) -> Queues | No
             last, answered = (queues, now) if queues is not None else (last, answered)
             if last is not None and last.finished:
                 break
-            if now - answered > (DONE_S if _done(last) else patience_s):
+            if now - answered > (DONE_S if _done(last) else PATIENCE_S):
                 break
     return last
 
