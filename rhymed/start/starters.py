@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +48,6 @@ def about(file: Path) -> str:
             break
         lines.append(line.lstrip("# "))
     return " ".join(lines).partition(". ")[0].rstrip(".")
-
-
-def constraints() -> Iterator[tuple[str, Path]]:
-    """Name and file of each list of tested versions, for `pip install -c`."""
-    for name in ("cpu", "cuda"):
-        yield name, shipped("requirements") / f"{name}.in"
 
 
 # Writes the folder of `rhymed init`. Nothing is written if a file is in the way, unless that is asked for.

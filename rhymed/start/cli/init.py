@@ -44,7 +44,7 @@ def handle(arguments: argparse.Namespace) -> int:
     from rhymed.start.starters import DEFAULT
 
     if arguments.list or arguments.constraints:
-        show(_list() if arguments.list else dict(starters.constraints())[arguments.constraints])
+        show(_list() if arguments.list else starters.shipped("requirements") / f"{arguments.constraints}.in")
         return 0
     if arguments.folder is None:
         raise ConfigError("name a folder to write, e.g. rhymed init mine; rhymed init --list shows what there is")
