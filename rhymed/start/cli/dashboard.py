@@ -19,7 +19,7 @@ from rhymed.start.cli.options import add_examples, add_run
 
 if TYPE_CHECKING:
     from rhymed.core.wire.addresses import HttpAddress
-    from rhymed.show.dashboard.snapshots import LiveRun, SnapshotClient
+    from rhymed.show.dashboard.snapshots import LiveRun
 
 ADDRESS = "127.0.0.1:8430"
 SHOWN_AT = "RHYMED_SHOWN_AT"  # variable: its address for browsers if the port is published elsewhere
@@ -111,25 +111,18 @@ async def _serve(folder: Path, address: HttpAddress) -> None:
 
 def live_of(folder: Path) -> tuple[LiveRun, Callable[[], None]]:
     """The source of the run's snapshots while it is alive, and what closes that."""
-    from rhymed.show.dashboard.snapshots import LiveRun, never
-
-    client = client_of(folder)
-    if client is None:
-        return LiveRun(never), lambda: None
-    return LiveRun(client, client.is_gone), client.close
-
-
-def client_of(folder: Path) -> SnapshotClient | None:
-    """The client of the run's broker; None if the folder does not contain its address."""
     from rhymed.core.config.load import load_run
     from rhymed.core.run.layout import layout_of
-    from rhymed.show.dashboard.snapshots import SnapshotClient
+    from rhymed.show.dashboard.snapshots import LiveRun, SnapshotClient, never
 
     try:
         where = layout_of(load_run(folder))
     except ConfigError:
-        return None
-    return SnapshotClient(where) if where.folder == folder else None  # a moved folder has no living run
+        return LiveRun(never), lambda: None
+    if where.folder != folder:  # a moved folder has no living run
+        return LiveRun(never), lambda: None
+    client = SnapshotClient(where)
+    return LiveRun(client, client.is_gone), client.close
 
 
 # `rhymed report`: the dashboard's page of a run as one file.
