@@ -15,6 +15,7 @@ from rhymed.core.output import show, show_json
 from rhymed.core.text import counted, quoted, readable
 from rhymed.start.cli.options import (
     add_examples,
+    add_json,
     add_override,
     add_run,
     add_take_over,
@@ -42,11 +43,7 @@ def _add_compare(verbs: Any) -> None:
     add_examples(parser, "rhymed history compare runs/plain runs/fast")
     parser.add_argument("first", type=Path, metavar="RUN", help="a run's folder")
     parser.add_argument("second", type=Path, metavar="OTHER", help="another run's folder")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="as one JSON object, with all differences; there tokens count from 0, in sentences from 1",
-    )
+    add_json(parser)
 
 
 def _add_audit(verbs: Any) -> None:
@@ -172,7 +169,7 @@ def _add_stats(verbs: Any) -> None:
     parser = make_parser(verbs, "stats", "samples, lengths and rewards by epoch", show_stats)
     add_examples(parser, "rhymed history stats runs/quickstart", "rhymed history stats --json")
     add_run(parser)
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    add_json(parser)
 
 
 def _add_show(verbs: Any) -> None:
