@@ -65,12 +65,11 @@ def handle(arguments: argparse.Namespace) -> int:
 
 def folder_of(run: Path) -> Path:
     """A run's folder. Raises `ConfigError`."""
-    from rhymed.core.run.folder import near
+    from rhymed.core.run.folder import no_run
 
     folder = run.expanduser().resolve()
     if not folder.is_dir():
-        lack = "is a file" if folder.is_file() else "does not exist"
-        raise ConfigError(f"{run} {lack}: name a run's folder, e.g. runs/quickstart{near(run.expanduser())}")
+        raise ConfigError(no_run(run.expanduser()))
     if not is_run(folder):
         from rhymed.records.several import find
 
@@ -79,7 +78,7 @@ def folder_of(run: Path) -> Path:
                 f"{run} holds {counted(len(runs), 'run')}: name one, e.g. {run / runs[0].name}; `rhymed runs"
                 f" {quoted(run)}` lists them, and TensorBoard, trackio and W&B draw their curves in one chart"
             )
-        raise ConfigError(f"{run} is not a run's folder: it contains no config.json, no metrics.jsonl and no store")
+        raise ConfigError(no_run(run.expanduser()))
     return folder
 
 

@@ -107,16 +107,14 @@ def _log_folders(folder: Path, also: list[Path] | None) -> list[Path]:
 
 def _chosen(folders: list[Path], process: str) -> list[Log]:
     """The logs to read. Raises `ConfigError` if there are none."""
-    from rhymed.core.run.folder import near
+    from rhymed.core.run.folder import no_run
     from rhymed.core.wire.limits import raise_file_limit
     from rhymed.records.logs import logs
 
     available = logs(*folders)
     if not available:
-        example = "name a run's folder, e.g. rhymed logs runs/quickstart"
         run = folders[0].parent
-        lack = f"{folders[0]} has no logs" if run.is_dir() else f"{run} does not exist"
-        raise ConfigError(f"{lack}: {example}{near(run)}")
+        raise ConfigError(f"{folders[0]} has no logs" if run.is_dir() else no_run(run))
     chosen = [log for log in available if not process or fnmatchcase(log.process, process)]
     if not chosen:
         there = ", ".join(sorted({log.process for log in available}))
