@@ -160,7 +160,7 @@ def _check_reward(config: Config, report: Report, inputs: Inputs, scorers: Loadi
     """On the reference answer, if the row has one, and on nonsense."""
     if inputs.training and any(scorer.scorer != "none" for scorer in config.reward.all):
         row = inputs.training.rows[0][1]
-        tried = reward.answers(config.data, config.reward, row)
+        tried = reward.answers(config.reward, row)
         report.add(report.attempt(lambda: reward.describe(config, row, tried, scorers)))
 
 

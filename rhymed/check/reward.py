@@ -1,17 +1,12 @@
-"""The reward of real answers: the reference, and nonsense, in a real scoring process.
-
-Where no reference is known, the row's other columns are answers, too: one of them may be the right one.
-"""
+"""The reward of real answers: the reference, and nonsense, in a real scoring process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rhymed.check.report import Section
-from rhymed.check.rows import columns
-from rhymed.core.config import Config, Data, Eval, Reward
+from rhymed.core.config import Config, Eval, Reward
 from rhymed.core.errors import RewardError
 from rhymed.core.text import truncated
 from rhymed.inputs.rows import Row
@@ -23,45 +18,19 @@ if TYPE_CHECKING:
 
 NONSENSE = "banana"
 SHOWN_CHARS = 600
-MAX_COLUMNS = 4  # that are tried as answers
-MAX_COLUMN_CHARS = 200
 WHOLE = "all samples of a prompt in one call (reward.call = 'sample': each one as soon as it is written)"
 RIGHT_LABEL, NONSENSE_LABEL = "right answer", "nonsense"
 
 
-@dataclass(frozen=True)
-class Answer:
-    label: str
-    text: str
-    scored: bool = True
-    usual: bool = True  # the reward must be able to score such an answer
-
-
-def answers(data: Data, reward: Reward, row: Row) -> list[Answer]:
-    """The row's reference if it has one (else its columns), nonsense."""
+def answers(reward: Reward, row: Row) -> dict[str, str]:
+    """By label: the row's reference if it has one, and nonsense."""
     wrap = {"tag": "<answer>{}</answer>", "boxed": "\\boxed{{{}}}"}
     kinds = [scorer.answer for scorer in reward.all if scorer.answer in wrap]
     form = wrap[kinds[0]] if kinds else "{}"
     right = reference(reward, row)
-    chosen: list[Answer] = []
-    if right:
-        chosen.append(Answer(RIGHT_LABEL, form.format(right)))
-    elif any(":" in scorer.scorer for scorer in reward.all):
-        chosen += _columns(data, row)
     nonsense = "0" if any(scorer.answer == "last_number" for scorer in reward.all) else NONSENSE
-    return [*chosen, Answer(NONSENSE_LABEL, form.format(NONSENSE if nonsense != right else nonsense), usual=False)]
-
-
-def _columns(data: Data, row: Row) -> Iterator[Answer]:
-    """In place of a right answer that is not known: a user's function may take it from any column."""
-    from rhymed_workers.reward.scorers.answer import REFERENCE_COLUMNS
-
-    plain = [name for name, _ in columns(data, row) if type(row[name]) in (str, int, float)]
-    tried = [name for name in plain if 0 < len(str(row[name])) <= MAX_COLUMN_CHARS][:MAX_COLUMNS]
-    instead = "; its other columns are tried" if tried else ""
-    missing = f"not known: the row has no column {', '.join(REFERENCE_COLUMNS)}{instead}"
-    yield Answer(RIGHT_LABEL, missing, scored=False)
-    yield from (Answer(f"column {name}", str(row[name]), usual=False) for name in tried)
+    known = {RIGHT_LABEL: form.format(right)} if right else {}
+    return {**known, NONSENSE_LABEL: form.format(NONSENSE if nonsense != right else nonsense)}
 
 
 def reference(reward: Reward, row: Row) -> str:
@@ -77,11 +46,12 @@ def reference(reward: Reward, row: Row) -> str:
     return ""
 
 
-def describe(config: Config, row: Row, answers: Sequence[Answer], scorers: Loading | None = None) -> Section:
+def describe(config: Config, row: Row, answers: Mapping[str, str], scorers: Loading | None = None) -> Section:
     """Scores the answers to the row, by `scorers` if they are loaded. Raises `RewardError` if a scorer cannot be, or
     a judge cannot be asked."""
     from rhymed_workers.reward.outcome import combine
     from rhymed_workers.reward.preview import preview
+    from rhymed_workers.reward.scorers.answer import REFERENCE_COLUMNS
 
     section = Section("reward (row 1)")
     if all(scorer.scorer == "environment" for scorer in config.reward.all):
@@ -89,57 +59,54 @@ def describe(config: Config, row: Row, answers: Sequence[Answer], scorers: Loadi
         return section
     rewards: dict[str, float] = {}
     doubts: list[str] = []
-    scored = [answer for answer in answers if answer.scored]
-    section.rows += [(answer.label, answer.text) for answer in answers if not answer.scored]
-    texts = [answer.text for answer in scored]
+    if RIGHT_LABEL not in answers:
+        section.add(RIGHT_LABEL, f"not known: the row has no column {', '.join(REFERENCE_COLUMNS)}")
+    texts = list(answers.values())
     result = scorers.preview(row, texts) if scorers else preview(config, row, texts)
     section.warnings += result.warnings
-    for answer, verdicts in zip(scored, result.verdicts, strict=True):
+    for (label, text), verdicts in zip(answers.items(), result.verdicts, strict=True):
         outcome = combine(config.reward.all, verdicts)
-        section.add(answer.label, truncated(answer.text, SHOWN_CHARS) or "(nothing)")
+        section.add(label, truncated(text, SHOWN_CHARS) or "(nothing)")
         section.add("  reward", _sum(config.reward, verdicts, outcome.reward))
         if any(verdict.unplayed for verdict in verdicts):
             section.rows[-1] = ("  reward", "reads environments after their episodes, so not known before the run")
         elif outcome.reward is not None:
-            rewards[answer.label] = outcome.reward
+            rewards[label] = outcome.reward
         elif any(verdict.unsuitable for verdict in verdicts):
             section.errors.append(f"reward: no answer to row 1 can be scored: {outcome.error}")
-        elif answer.usual:
-            section.errors.append(f"reward: scoring {answer.label!r} of row 1 fails: {outcome.error}")
+        elif label == RIGHT_LABEL:
+            section.errors.append(f"reward: scoring {label!r} of row 1 fails: {outcome.error}")
         else:
-            doubts.append(_failure(answer, config.reward, outcome))
+            doubts.append(_failure(text, config.reward, outcome))
     for index in result.whole:
         section.add(f"{config.reward.all[index].label} gets", WHOLE)
     section.rows += [("isolation" if number == 0 else "", note) for number, note in enumerate(result.notes)]
     section.errors = section.errors[:1]
-    section.warnings += [] if section.errors else doubts[:1]
-    section.warnings += _doubts(config.eval, rewards, answers[-1].text)
+    section.warnings += [] if section.errors else doubts
+    section.warnings += _doubts(config.eval, rewards, answers[NONSENSE_LABEL])
     return section
 
 
-def _failure(answer: Answer, reward: Reward, outcome: Outcome) -> str:
+def _failure(text: str, reward: Reward, outcome: Outcome) -> str:
     fate = {"drop": "samples like it are dropped", "zero": "samples like it get 0"}
     return (
-        f"reward: scoring {answer.text!r} for row 1 fails: {outcome.error}; reward.on_error ="
+        f"reward: scoring {text!r} for row 1 fails: {outcome.error}; reward.on_error ="
         f" {reward.on_error!r}: {fate.get(reward.on_error, 'the run would stop')}"
     )
 
 
 def _doubts(eval: Eval, rewards: dict[str, float], nonsense_text: str) -> Iterator[str]:
     """Warnings about the reward function. `rewards`: by label, of the answers that could be scored."""
-    equal = len(rewards) > 1 and len(set(rewards.values())) == 1
     right, nonsense = rewards.get(RIGHT_LABEL), rewards.get(NONSENSE_LABEL)
     if right is not None and nonsense is not None and right <= nonsense:
         yield (
             f"reward: the right answer gets {right:g}, and {nonsense_text!r} gets {nonsense:g}: such a reward"
             " teaches nothing useful; check reward.scorer, reward.answer and the column with the right answer"
         )
-    elif nonsense and equal:
-        yield f"reward: even {nonsense_text!r} gets {nonsense:g}: a constant reward teaches nothing"
-    elif equal and right is None:
+    elif right is None and nonsense:
         yield (
-            f"reward: all {len(rewards)} answers that were tried get {min(rewards.values()):g}, and no right answer"
-            " is known: a constant reward teaches nothing; call the right answer's column `answer` to have it tried"
+            f"reward: {nonsense_text!r} gets {nonsense:g}, and no right answer is known to compare it with: call its"
+            " column `answer` to have it tried"
         )
     if eval.datasets and right is not None and right < eval.threshold:
         yield (

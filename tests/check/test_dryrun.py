@@ -30,9 +30,6 @@ def broken(completions, **columns):
 def colour(completions, color, **columns):
     return [float(given == wanted) for given, wanted in zip(completions, color)]
 
-def zero(completions, **columns):
-    return [0.0 for _ in completions]
-
 def misspelt(completions, kolor, **columns):
     return [1.0 for _ in completions]
 """
@@ -103,7 +100,7 @@ def test_a_reward_that_is_the_same_for_nonsense_is_a_warning(make: Make) -> None
 def test_a_reward_that_everything_gets_is_a_warning_without_a_right_answer_too(make: Make, tmp_path: Path) -> None:
     (tmp_path / "unknown.jsonl").write_text("".join(f'{{"prompt": "say {n}", "level": {n}}}\n' for n in range(20)))
     report = full_check(make("constant", data={"path": str(tmp_path / "unknown.jsonl")}))
-    assert "even 'banana' gets 1: a constant reward teaches nothing" in report.warnings[-1]
+    assert "'banana' gets 1, and no right answer is known to compare it with" in report.warnings[-1]
 
 
 @pytest.fixture
@@ -114,22 +111,15 @@ def colours(tmp_path: Path) -> dict[str, str]:
     return {"path": str(file)}
 
 
-def test_without_a_known_right_answer_the_columns_are_tried(make: Make, colours: dict[str, str]) -> None:
+def test_without_a_known_right_answer_nonsense_is_tried(make: Make, colours: dict[str, str]) -> None:
     report = full_check(make("colour", data=colours))
     assert (report.errors, report.warnings) == ([], [])
     shown = rows(report, "reward")
-    assert shown[0][0] == "right answer"
-    assert shown[0][1].startswith("not known: the row has no column ground_truth, answer,")
-    assert shown[1:3] == [("column color", "blue"), ("  reward", "1 (by colour)")]
-    assert shown[3:5] == [("column level", "0"), ("  reward", "0 (by colour)")]
-
-
-def test_a_reward_that_is_zero_for_everything_is_a_warning_without_a_right_answer(
-    make: Make, colours: dict[str, str]
-) -> None:
-    report = full_check(make("zero", data=colours))
-    assert report.errors == []
-    assert "all 3 answers that were tried get 0, and no right answer is known" in report.warnings[0]
+    assert shown[0] == (
+        "right answer",
+        "not known: the row has no column ground_truth, answer, solution, target, label",
+    )
+    assert shown[1:3] == [("nonsense", "banana"), ("  reward", "0 (by colour)")]
 
 
 @pytest.mark.parametrize("scorer", ["misspelt", "exact"])
