@@ -45,10 +45,6 @@ class Columns:
         _check_prompt(where, row["prompt"])
         return row
 
-    def question(self, row: Row) -> str:
-        """Equal for rows that give the model the same prompt."""
-        return json.dumps([row[column] for column in sorted(self._named | {"prompt"})], sort_keys=True)
-
     def _with_prompt(self, where: str, row: Row) -> Row:
         if self._chosen:
             if self._chosen not in row:

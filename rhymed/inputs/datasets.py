@@ -50,7 +50,7 @@ def placed_rows(config: Config, data: Dataset | None = None, lengths: Lengths | 
 
 def _rows(config: Config, data: Dataset, lengths: Lengths | None) -> list[Placed]:
     """Of one dataset, at least one."""
-    rows = _visits(place(data), Columns(data), read_rows(config, data))
+    rows = _visits(place(data), read_rows(config, data))
     if data.overlong == "drop":
         rows = _without_overlong(config, data, rows, lengths)
     if not rows:
@@ -107,47 +107,30 @@ def _open(data: Dataset, seed: int) -> Iterator[tuple[str, Any]]:
     return ((where, as_json(value)) for where, value in read_parquet(path))
 
 
-def _visits(name: str, columns: Columns, read: Iterator[Placed]) -> list[Placed]:
-    """A row that occurs n times is n prompts: all but the first have their number in the column `VISIT`. Also warns
-    about rows with the same prompt that differ in other columns."""
+def _visits(name: str, read: Iterator[Placed]) -> list[Placed]:
+    """A row that occurs n times is n prompts: all but the first have their number in the column `VISIT`."""
     rows: dict[str, Placed] = {}
     visits: Counter[str] = Counter()
-    places: dict[int, str] = {}  # of the first row, by a hash of its prompt
     copies: list[str] = []
-    same_prompt: list[str] = []
     for where, row in read:
         if VISIT in row:
             raise DataError(
                 f"{where}: column {VISIT!r} is reserved for the numbers of copies: give yours another name"
             )
         identity = prompt_id(row)
-        if identity in rows:
-            copies.append(_repeats(where, rows[identity][0]))
-            visits[identity] += 1
-            visit = {**row, VISIT: visits[identity]}
-            rows[prompt_id(visit)] = where, visit
+        if identity not in rows:
+            rows[identity] = where, row
             continue
-        rows[identity] = where, row
-        question = hash(columns.question(row))
-        if question in places:
-            same_prompt.append(_repeats(where, places[question]))
-        places.setdefault(question, where)
-    total = len(rows)
+        copies.append(f"{where} repeats {rows[identity][0].rpartition(', ')[2]}")
+        visits[identity] += 1
+        visit = {**row, VISIT: visits[identity]}
+        rows[prompt_id(visit)] = where, visit
     if copies:
         log.warning(
             "%s: %d of %d rows are exact copies of others; each counts as a prompt: %s",
-            name, len(copies), total, copies[0],
-        )  # fmt: skip
-    if same_prompt:
-        log.warning(
-            "%s: %d of %d rows have the same prompt as others but differ in other columns, and are used: %s",
-            name, len(same_prompt), total, same_prompt[0],
+            name, len(copies), len(rows), copies[0],
         )  # fmt: skip
     return list(rows.values())
-
-
-def _repeats(where: str, earlier: str) -> str:
-    return f"{where} repeats {earlier.rpartition(', ')[2]}"
 
 
 def _without_overlong(config: Config, data: Dataset, rows: list[Placed], lengths: Lengths | None) -> list[Placed]:

@@ -116,15 +116,8 @@ def test_what_is_null_in_a_row_is_empty_in_its_prompt(read: Callable[..., list[R
     assert filled == [{"role": "user", "content": "p0"}]
 
 
-def test_the_same_question_with_other_columns_is_used_and_reported(
-    read: Callable[..., list[Row]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_same_question_with_other_columns_is_another_prompt(read: Callable[..., list[Row]]) -> None:
     assert len(read(lines(TRL, VERL, TRL | {"answer": "5"}, TRL | {"answer": "6"}))) == 4
-    assert "2 of 4 rows have the same prompt as others but differ in other columns, and are used" in caplog.text
-    assert "rows.jsonl, line 3 repeats line 1" in caplog.text
-    caplog.clear()
-    read(lines(TRL, TRL | {"answer": "5"}), template="{prompt} ({answer})")
-    assert caplog.text == ""
 
 
 def test_only_the_first_rows(read: Callable[..., list[Row]]) -> None:
