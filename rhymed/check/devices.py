@@ -29,7 +29,16 @@ from rhymed.check.size import FP32, ITEM_BYTES, Size, size_of_model
 from rhymed.core.config import Config, Model
 from rhymed.core.errors import ConfigError
 from rhymed.core.text import counted, size_of
-from rhymed.placement.gpus import Inventory, Seat, choose, generates_on_gpus, parse, problems, seats, trains_on_gpus
+from rhymed.placement.gpus import (
+    Inventory,
+    Seat,
+    generates_on_gpus,
+    parse,
+    problems,
+    seats,
+    trains_on_gpus,
+    transport,
+)
 from rhymed.placement.ray import cluster
 from rhymed_workers.engines import options
 
@@ -88,7 +97,7 @@ def describe(config: Config, inventory: Inventory, models: Models, need: Needs) 
         section.errors += filter(None, [division_problem(config, size, most)])
         section.errors += _engine_misfits(config, engine, gpu, tensor_sizes(size, most))
     if trains and engine and config.schedule.colocate:
-        offered = need.published / VERSIONS if choose(config).transport == "ipc" else 0.0
+        offered = need.published / VERSIONS if transport(config) == "ipc" else 0.0
         section.errors += _turn_misfits(config, engine, kept, offered, need.working, gpu)
     if placed := [_place(seat, inventory) for seat in seats(config, inventory)]:
         section.add("placed", "; ".join(placed))
@@ -225,7 +234,7 @@ def _assumed(config: Config, inventory: Inventory, size: Size) -> Section:
     read = (FP32 + ITEM_BYTES[config.model.dtype]) * size.parameters
     section.add(
         "each machine",
-        f"{size_of(need.published)} of /dev/shm for weights ({': '.join(choose(config))}),"
+        f"{size_of(need.published)} of /dev/shm for weights,"
         f" {size_of(trainer.stored_checkpoints * need.checkpoint)} of disk for checkpoints, and at least"
         f" {size_of(read)} of memory while the model is read",
     )

@@ -22,7 +22,7 @@ from rhymed.core.run import folder as runs
 from rhymed.core.run.layout import RunLayout, layout_of
 from rhymed.core.wire.addresses import REMEDY, is_local, is_lockable
 from rhymed.core.wire.keys import ROLES
-from rhymed.placement.gpus import choose, listed, trains_on_gpus
+from rhymed.placement.gpus import NOT_SHARED, listed, trains_on_gpus, transport
 from rhymed_workers.engines.startup import missing_library, try_model
 from rhymed_workers.trainer.distributed.seats import too_few
 
@@ -133,8 +133,8 @@ def describe(config: Config, *, resume: bool = False) -> Section:
     layout = layout_of(config if resume else runs.with_free_name(config))
     name = f" ({config.run.name} is taken by an earlier run)" if taken else ""
     section.add("folder", f"{layout.folder}{name}")
-    if config.net.transport != "auto":
-        section.add("transport", ": ".join(choose(config)))
+    if config.net.transport == "ipc" and transport(config) == "file":
+        section.warnings.append(NOT_SHARED)
     section.add("broker", layout.broker)
     section.add("store", layout.store)
     section.add("weights", layout.weights)

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import NamedTuple
+from typing import Literal
 
 from rhymed.core.config import Config
 from rhymed.core.errors import ConfigError
@@ -225,32 +225,19 @@ def _are(inventory: Inventory) -> str:
     return f"{'is' if len(inventory.gpus) == 1 else 'are'} {inventory}"
 
 
-# How weights reach the engines on the trainer's machine: a pure function of settings and placement, with its reason.
+# How weights reach the engines on the trainer's machine: a pure function of settings and placement.
 #
 # Engines on other machines get slices over TCP (`rhymed_workers.weights`). An engine that cannot use what is chosen
 # takes the file, which every version has.
 
-UNTRIED = "not tried on a GPU"
+NOT_SHARED = (
+    "net.transport = 'ipc' has no effect: engines take the file in shared memory, unless one rank trains all weights"
+    " (no LoRA), and vLLM shares its GPU (schedule.colocate) or both are on processors"
+)
 
 
-class Choice(NamedTuple):
-    transport: str  # "file" or "ipc"
-    why: str
-
-
-def choose(config: Config) -> Choice:
-    trainer, rollout, on_gpu = config.trainer, config.rollout, trains_on_gpus(config)
-    if config.net.transport == "auto":
-        return Choice("file", f'the trainer\'s file in shared memory is mapped; net.transport = "ipc" is {UNTRIED}')
-    if rollout.engine != "vllm" or trainer.engine != "torch":
-        return Choice("file", "only vLLM's engine takes weights from memory, of a trainer with a model")
-    if trainer.lora:
-        return Choice("file", "adapters are small")
-    if trainer.world > 1:
-        return Choice("file", "several ranks gather the weights in host memory, where the file is already")
-    if on_gpu and not config.schedule.colocate:
-        return Choice("file", "engines have other GPUs than the trainer: schedule.colocate = true would share them")
-    if not on_gpu:
-        return Choice("ipc", "engines map host memory of the trainer, as they would map memory of a GPU")
-    ranks = f", its first rank of {rollout.engine_gpus}" if rollout.engine_gpus > 1 else ""
-    return Choice("ipc", f"the engine{ranks} maps memory of the trainer's GPU ({UNTRIED}); the file is the fallback")
+def transport(config: Config) -> Literal["file", "ipc"]:
+    trainer = config.trainer
+    whole = trainer.engine == "torch" and trainer.lora is None and trainer.world == 1
+    shared = config.rollout.engine == "vllm" and (config.schedule.colocate or not trains_on_gpus(config))
+    return "ipc" if config.net.transport == "ipc" and whole and shared else "file"

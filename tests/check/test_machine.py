@@ -145,10 +145,9 @@ def test_a_second_model_runner_that_cannot_be_had_is_refused_before_the_run(
     assert (len(problems), words in "".join(problems)) == (bool(words), True)
 
 
-def test_the_transport_of_weights_is_named_with_its_reason(tmp_path: Path) -> None:
-    assert "transport" not in dict(machine.describe(config(tmp_path)).rows)
-    found = dict(machine.describe(config(tmp_path, transport="ipc")).rows)["transport"]
-    assert found.startswith("file: engines have other GPUs than the trainer")
+def test_a_transport_that_has_no_effect_is_a_warning(tmp_path: Path) -> None:
+    assert "net.transport = 'ipc' has no effect" in machine.describe(config(tmp_path, transport="ipc")).warnings[0]
+    assert not machine.describe(config(tmp_path)).warnings
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from rhymed.core.tasks import watched
 from rhymed.core.text import quoted
 from rhymed.inputs.render import load_tokenizer
 from rhymed.inputs.stops import Cutter, Stops, stops_of
-from rhymed.placement.gpus import choose
+from rhymed.placement.gpus import transport
 from rhymed_store.client import StoredSample
 from rhymed_workers.engines.activity import ACTIVITY_FILE, ActivityReader
 from rhymed_workers.engines.base import NO_VERSION, DraftReport, Output, Task, Throughput
@@ -63,7 +63,7 @@ class VllmEngine:
     def __init__(self, config: Config, folder: Path) -> None:
         self._config = config
         self._folder = folder
-        self._transport = choose(config).transport
+        self._transport = transport(config)
         self._llm: Any = None
         self._client: Client | None = None
         self._version = NO_VERSION

@@ -30,7 +30,7 @@ import numpy as np
 from rhymed.core import atomic, private
 from rhymed.core.config import Config
 from rhymed.core.errors import NotOurs, TrainerError, WireError
-from rhymed.placement.gpus import choose
+from rhymed.placement.gpus import transport
 from rhymed_workers.weights.copies import shared_memory
 from rhymed_workers.weights.slices import MappedFile, Published, slicing
 
@@ -224,7 +224,7 @@ class Publisher:
 
 
 def publisher_for(config: Config, folder: Path, dtype: str) -> Publisher:
-    if choose(config).transport != "ipc":
+    if transport(config) != "ipc":
         return Publisher(folder, dtype)
     from rhymed_workers.weights.shared import Offers
 
