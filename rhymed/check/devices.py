@@ -29,16 +29,7 @@ from rhymed.check.size import FP32, ITEM_BYTES, Size, size_of_model
 from rhymed.core.config import Config, Model
 from rhymed.core.errors import ConfigError
 from rhymed.core.text import counted, size_of
-from rhymed.placement.gpus import (
-    Inventory,
-    Seat,
-    generates_on_gpus,
-    parse,
-    problems,
-    seats,
-    trains_on_gpus,
-    transport,
-)
+from rhymed.placement.gpus import Inventory, generates_on_gpus, parse, problems, trains_on_gpus, transport
 from rhymed.placement.ray import cluster
 from rhymed_workers.engines import options
 
@@ -99,15 +90,7 @@ def describe(config: Config, inventory: Inventory, models: Models, need: Needs) 
     if trains and engine and config.schedule.colocate:
         offered = need.published / VERSIONS if transport(config) == "ipc" else 0.0
         section.errors += _turn_misfits(config, engine, kept, offered, need.working, gpu)
-    if placed := [_place(seat, inventory) for seat in seats(config, inventory)]:
-        section.add("placed", "; ".join(placed))
     return section
-
-
-def _place(seat: Seat, inventory: Inventory) -> str:
-    last = f" to {seat.gpus[-1]}" if len(seat.gpus) > 1 else ""
-    node = f" of node {seat.node}" if len(inventory.nodes) > 1 else ""
-    return f"{seat.name} on GPU {seat.gpus[0]}{last}{node}"
 
 
 def _engines(config: Config, engine: Engine, gpu: int) -> str:
