@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,12 @@ from rhymed_workers.lora.folder import entries
 
 FP32 = 4  # bytes
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+HIDDEN = ("hidden_size", "n_embd", "d_model")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+INTERMEDIATE = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Names of the number of experts in configs."""
+"""Names in configs: Llama's, then those of GPT-2, OPT, Falcon and their like."""
 DIMENSIONS = ("hidden", "layers", "heads", "key_value_heads", "head", "intermediate", "experts", "vocabulary")
 
 
@@ -75,18 +80,17 @@ def size_of_model(folder: Path, *, weights: bool = True) -> Size:
     try:
         tree: dict[str, Any] = dict(json.loads(file.read_text()))
         text: dict[str, Any] = tree.get("text_config") or tree
-        hidden, heads = int(text.get("hidden_size") or 0), int(text.get("num_attention_heads") or 0)
-        experts = next((int(text[name]) for name in EXPERTS if text.get(name)), 1)
+        hidden, heads, experts = _number(text, HIDDEN), _number(text, HEADS), _number(text, EXPERTS) or 1
         inner = text.get("moe_intermediate_size") if experts > 1 else None
         tied = bool(text.get("tie_word_embeddings", tree.get("tie_word_embeddings", False)))
         size = Size(
             architecture=str((tree.get("architectures") or ["a model"])[0]),
             hidden=hidden,
-            layers=int(text.get("num_hidden_layers") or 0),
+            layers=_number(text, LAYERS),
             heads=heads,
             key_value_heads=int(text.get("num_key_value_heads") or heads),
             head=int(text.get("head_dim") or hidden // max(1, heads)),
-            intermediate=int(inner or text.get("intermediate_size") or 4 * hidden),
+            intermediate=int(inner or _number(text, INTERMEDIATE) or 4 * hidden),
             experts=experts,
             vocabulary=int(text.get("vocab_size") or 0),
             tied=tied,
@@ -97,6 +101,11 @@ def size_of_model(folder: Path, *, weights: bool = True) -> Size:
     if not weights and (wrong := [name for name in DIMENSIONS if getattr(size, name) < 1]):
         raise ConfigError(f"model.path: {file}: {wrong[0]} = {getattr(size, wrong[0])}: this is no model's size")
     return size
+
+
+def _number(text: Mapping[str, Any], names: Sequence[str]) -> int:
+    """The first that is there; 0: none is."""
+    return next((int(text[name]) for name in names if text.get(name)), 0)
 
 
 def _counted(folder: Path, *, tied: bool) -> int:

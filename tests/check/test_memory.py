@@ -152,6 +152,14 @@ def test_published_versions_are_those_of_the_trainer() -> None:
     assert weights.KEEP + 1 == memory.VERSIONS
 
 
+def test_gpt_2_s_names_are_read_like_llama_s(tmp_path: Path) -> None:
+    names = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None, "vocab_size": 50_257}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], **names}))
+    size = size_of_model(tmp_path, weights=False)
+    assert (size.hidden, size.layers, size.heads, size.key_value_heads) == (768, 12, 12, 12)
+    assert (size.head, size.intermediate, size.vocabulary) == (64, 3072, 50_257)
+
+
 def test_the_size_is_read_from_headers(tiny_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
