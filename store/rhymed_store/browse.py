@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymed.core.messages import Call, Drawn, GetSessions, SampleId, SampleInfo, SampleState, Session, TokenReward
+from rhymed.core.messages import Call, Drawn, SampleId, SampleInfo, SampleState, TokenReward
 from rhymed.core.printable import line
 from rhymed.core.secret import hide
 from rhymed_store.codec import frames, masks, records
@@ -134,11 +134,6 @@ class Browse(Reads):
         with self._database.read() as txn, txn.cursor(self._tables["drops"]) as cursor:
             entries = _of_prompt(cursor, prompt)
             return {records.sample_at(key, prompt): _shown(bytes(value)) for key, value in entries}
-
-    def session(self, sample: SampleId) -> Session:
-        """A sample in turns that is in progress; without answers and turns if it is not."""
-        found, _ = sessions.read_sessions(self._database, GetSessions(samples=[sample], logprobs=True))
-        return found.sessions[0]
 
     def in_progress(self) -> list[SampleId]:
         """Samples that have answers or turns, and are not complete."""

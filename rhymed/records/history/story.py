@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rhymed.core.errors import ConfigError, DataError, RhymedError
-from rhymed.core.messages import SampleId, Session
+from rhymed.core.messages import SampleId
 from rhymed.core.steps import evaluation_step
 from rhymed.core.text import call_text, counted, parts_text, readable, step_phrase
 from rhymed.inputs.rows import prompt_text
@@ -113,23 +113,6 @@ def _kept(run: RunFolder, id: SampleId) -> Iterator[str]:
         yield f"  dropped  {reason}"
         return
     yield "  the store has no finished response of it"
-    yield from _so_far(run.browse.session(id))
-
-
-def _so_far(session: Session) -> Iterator[str]:
-    """Of a sample in turns that is in progress."""
-    if not session.answers:
-        return
-    whose = "its environment" if session.acts else "the policy"
-    yield f"  turns    {counted(len(session.turns), 'turn')} so far, and {whose} goes on"
-    for number, answer in enumerate(session.answers):
-        calls = "; ".join(map(call_text, answer.calls))
-        name = f"environment, {counted(answer.length, 'token')}" if number else f"prompt, {answer.length} tokens"
-        yield f"           {name}{f': {calls}' if calls else ''}"
-        if number < len(session.turns):
-            yield f"           turn {number + 1}, {counted(session.turns[number].length, 'token')}"
-    if session.begun:
-        yield "           its calls have begun"
 
 
 def _written(response: Response) -> Iterator[str]:
