@@ -2,7 +2,7 @@
 rather too large than too small. The settings are named, and not tried: the next check says whether the change is
 enough.
 
-`assumed_check` does this for machines that are not here (`--assume`), `describe_cluster` asks those of a Ray cluster.
+`assumed_check` does this for machines that are not here (`--assume`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from rhymed.core.config import Config, Model
 from rhymed.core.errors import ConfigError
 from rhymed.core.text import counted, size_of
 from rhymed.placement.gpus import Inventory, generates_on_gpus, parse, problems, trains_on_gpus, transport
-from rhymed.placement.ray import cluster
 from rhymed_workers.engines import options
 
 LARGEST_SHARE = 0.95  # of a GPU for an engine
@@ -239,20 +238,3 @@ def _folder(model: Model) -> Path:
         return fetch_model(model.path, model.revision, files=("config.json",))
     except ConfigError as error:
         raise ConfigError(f"{error}; its config.json is enough for --assume") from None
-
-
-def describe_cluster(config: Config) -> Section:
-    """What a run asks of the machines of a Ray cluster, and whether they have it. Asks Ray, which takes seconds."""
-    section = Section("machines, by Ray")
-    try:
-        ready = cluster.reach(config)
-        section.errors += cluster.problems(config, ready.nodes)
-        cluster.addressed(config, ready.host)
-    except ConfigError as error:
-        section.errors += str(error).splitlines()
-        return section
-    section.add("Ray", f"head {ready.head}, this machine is {ready.host}")
-    for node in ready.nodes:
-        gpus = f", {node.gpus:g} GPUs" if node.gpus else ""
-        section.add(f"  {node.host}", f"{node.cpus:g} CPUs{gpus}, {node.memory_gib:.0f} GiB")
-    return section

@@ -24,6 +24,7 @@ from rhymed.inputs.datasets import placed_rows
 from rhymed.inputs.lengths import used_datasets
 from rhymed.inputs.render import Renderer, load_renderer
 from rhymed.placement import gpus
+from rhymed.placement.ray import cluster
 from rhymed_broker import telemetry
 from rhymed_workers.trainer.optim import packages
 
@@ -73,7 +74,8 @@ def full_check(config: Config) -> Report:
         _check_overlap(inputs, report)
         report.add(machine.describe(config))
         report.errors += machine.start_problems(config, inputs.folder)
-        report.add(devices.describe_cluster(config) if config.placement.engine == "ray" else None)
+        if config.placement.engine == "ray":
+            report.attempt(lambda: cluster.prepared(config))
     return report
 
 

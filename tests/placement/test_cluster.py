@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from rhymed.check import devices as check
 from rhymed.core.config import Config
 from rhymed.core.errors import ConfigError
 from rhymed.core.run.layout import layout_of
@@ -99,13 +98,11 @@ def test_a_ray_that_is_not_there_is_a_sentence(tmp_path, monkeypatch, capsys, en
     assert "needs the package ray: pip install 'rhymed[ray]'" in capsys.readouterr().err
 
 
-def test_a_check_lists_what_the_machines_have_and_what_they_lack(monkeypatch) -> None:
+def test_what_the_machines_lack_is_an_error_before_the_run(monkeypatch) -> None:
     nodes = [Node("127.0.0.1", 0), Node("127.0.0.2", 2, 0, 4.0)]
     monkeypatch.setattr(cluster, "reach", lambda config: Ready("127.0.0.1:6379", "127.0.0.1", nodes))
-    section = check.describe_cluster(Config(**TRACE, placement=RAY, reward={"processes": 1}))
-    rows = dict(section.rows)
-    assert rows["  127.0.0.2"] == "2 CPUs, 4 GiB"
-    assert any("need 5 CPUs, and Ray's 2 nodes have 2" in error for error in section.errors)
+    with pytest.raises(ConfigError, match="need 5 CPUs, and Ray's 2 nodes have 2"):
+        cluster.prepared(Config(**TRACE, placement=RAY, reward={"processes": 1}))
 
 
 @pytest.mark.parametrize(
