@@ -22,7 +22,6 @@ from rhymed.placement.gpus import generates_on_gpus, trains_on_gpus
 
 Name: TypeAlias = Literal["store", "broker", "trainer", "rollout", "environment", "reward"]
 Kind: TypeAlias = Literal["pinned", "gang", "elastic"]
-Files: TypeAlias = Literal["disk", "shared", "logs"]
 
 PROGRAM = ("rhymed",)
 STORE_PORT, BROKER_PORT, WEIGHTS_PORT, RANKS_PORT = 5551, 5550, 5552, 5553
@@ -32,23 +31,19 @@ STORE_PORT, BROKER_PORT, WEIGHTS_PORT, RANKS_PORT = 5551, 5550, 5552, 5553
 class Seat:
     """Equal processes of a run. Requirements are those of one process.
 
-    `kind`: pinned, `count` processes that stay next to their disk, on one machine; gang, one process on each of
-    `count` machines, which all end with any of them and may start again on others; elastic, any number, each of which
-    may end, move, or join at any time.
-    `files`: what it needs of the run's folder. disk: the folder, on a disk of its own machine; shared: the same
-    folder, for checkpoints, which may be reached over the network; logs: a folder of its own is enough.
+    `kind`: pinned, `count` processes that stay next to their disk with the run's folder, on one machine; gang, one
+    process on each of `count` machines, which all end with any of them and may start again on others that reach the
+    same folder; elastic, any number, each of which may end, move, or join at any time, with a folder for its logs.
     """
 
     name: Name
     kind: Kind
-    files: Files
     arguments: tuple[str, ...]  # of `rhymed`, before the configuration's file
     count: int = 1  # processes that the configuration asks for; with a gang: machines
     gpus: int = 0  # all on one machine
     cpus: float = 1.0
     memory_gib: float = 0.0  # 0: not stated
     ports: Mapping[str, int] = field(default_factory=dict)  # key of [net] -> TCP port that it serves
-    shares_with: Name | None = None  # it uses the GPUs of that seat, so it needs the same machine
 
     @property
     def role(self) -> KeyRole:
@@ -94,14 +89,12 @@ def seats(config: Config, *, gpus: bool = True) -> tuple[Seat, ...]:
     asked, memory = config.placement.cpus, config.placement.memory
     trainer, rollout = config.trainer, config.rollout
     ports = {"weights": WEIGHTS_PORT} | ({"ranks": RANKS_PORT} if trainer.nodes > 1 else {})
-    shares = gpus and config.schedule.colocate and generates_on_gpus(config)
     return (
-        Seat("store", "pinned", "disk", ("store",), 1, 0, asked.store, memory.store, {"store": STORE_PORT}),
-        Seat("broker", "pinned", "disk", ("broker",), 1, 0, asked.broker, memory.broker, {"broker": BROKER_PORT}),
+        Seat("store", "pinned", ("store",), 1, 0, asked.store, memory.store, {"store": STORE_PORT}),
+        Seat("broker", "pinned", ("broker",), 1, 0, asked.broker, memory.broker, {"broker": BROKER_PORT}),
         Seat(
             "trainer",
             "gang",
-            "shared",
             ("worker", "--role", "trainer"),
             count=trainer.nodes,
             gpus=trainer.gpus if gpus and trains_on_gpus(config) else 0,
@@ -112,13 +105,11 @@ def seats(config: Config, *, gpus: bool = True) -> tuple[Seat, ...]:
         Seat(
             "rollout",
             "elastic",
-            "logs",
             ("worker", "--role", "rollout"),
             count=rollout.workers,
             gpus=rollout.engine_gpus if gpus and generates_on_gpus(config) else 0,
             cpus=asked.rollout,
             memory_gib=memory.rollout,
-            shares_with="trainer" if shares else None,
         ),
         *_isolated(config),
     )
@@ -136,7 +127,7 @@ def _isolated(config: Config) -> Iterator[Seat]:
         if section is reward or acts.active:
             arguments = ("worker", "--role", name)
             cpus = cpus or section.processes
-            yield Seat(name, "elastic", "logs", arguments, section.workers, 0, cpus, memory_gib)
+            yield Seat(name, "elastic", arguments, section.workers, 0, cpus, memory_gib)
 
 
 def addresses(config: Config, hosts: Hosts, first_port: int = BROKER_PORT) -> dict[str, str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from rhymed.core.config import Config
 from rhymed.core.errors import ConfigError
 from rhymed.core.text import quoted
+from rhymed.placement.gpus import generates_on_gpus
 from rhymed.placement.plan import BROKER_PORT, Hosts, Name, Seat, environment, seats, uploader
 
 HEAD = "head"
@@ -97,7 +98,7 @@ def scripts(config: Config, options: Options) -> dict[str, str]:
                 f"{str(path)!r}: Slurm does not read {sorted(wrong)[0]!r} in a folder's name; use another"
             )
     planned = jobs(config, gpus=options.gpus)
-    if any(seat.shares_with for job in planned for seat in job.seats):
+    if config.schedule.colocate and options.gpus and generates_on_gpus(config):
         raise ConfigError(
             "schedule.colocate = true: engines share the trainer's GPUs, but Slurm gives each job GPUs of its own;"
             " set it to false, or start rhymed run in a job of one machine"

@@ -60,12 +60,6 @@ def test_requirements_follow_from_settings_or_are_given() -> None:
     assert seat("trainer", trainer={"threads": 8}).cpus == 8
 
 
-def test_engines_that_share_the_trainers_gpus_are_placed_beside_it() -> None:
-    assert seat("rollout", schedule={"colocate": True}).shares_with == "trainer"
-    assert seat("rollout", schedule={"colocate": True}, gpus=False).shares_with is None
-    assert seat("rollout").shares_with is None
-
-
 def test_copies_are_named_by_their_host() -> None:
     assert seat("rollout").command("c.toml") == ["rhymed", "worker", "--role", "rollout", "c.toml"]
 

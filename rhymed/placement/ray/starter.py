@@ -180,7 +180,7 @@ def order(config: Config, layout: RunLayout, seat: Seat, number: int, id: int, o
         files=files,
         output=str(output),
         broker=layout.broker.removeprefix("tcp://"),
-        needs=str(layout.config) if seat.files == "shared" else "",
+        needs=str(layout.config) if seat.kind == "gang" else "",
     )
     gang = seat.count if seat.kind == "gang" else 1
     return Start(id, seat.process(number), wanted, seat.cpus, seat.gpus, seat.memory_gib, gang, number)
