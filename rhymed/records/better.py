@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rhymed.core.config.base import flat
 from rhymed.core.errors import ConfigError, RhymedError
 from rhymed.core.messages import EVAL
 from rhymed.core.run import folder as folders
@@ -183,17 +184,6 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
     one, other = (flat(redacted(dict(config))) for config in (first, second))
     keys = [key for key in {**one, **other} if key not in OWN and one.get(key) != other.get(key)]
     return {key: [one.get(key), other.get(key)] for key in keys}
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by dotted key. Lists are values."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def _other_rewards(settings: Mapping[str, Any], first: Path, second: Path) -> str:

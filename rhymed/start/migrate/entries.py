@@ -246,18 +246,6 @@ def typed(value: Any) -> Any:
     return value
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}. Empty maps are left out."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{name}.")
-        else:
-            found[name] = value
-    return found
-
-
 def arithmetic(text: str) -> int | None:
     """The value of `$((...))` in a shell script, numbers only; None: it has names in it."""
     try:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rhymed.core.config.base import flat
 from rhymed.core.errors import ConfigError
-from rhymed.start.migrate.entries import Unknown, arithmetic, flat, typed
+from rhymed.start.migrate.entries import Unknown, arithmetic, typed
 
 HYDRA = re.compile(r"\+{0,2}([A-Za-z_][\w]*(?:\.[\w]+)+)=(.*)", re.S)
 OPTION = re.compile(r"--([A-Za-z_][\w-]*)(?:=(.*))?", re.S)
