@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal
@@ -107,16 +107,26 @@ def read(listing: str, visible: str | None = None) -> Inventory | None:
     A GPU that shares the host's memory has `[N/A]` as its own. Nothing can be estimated for it, so it is left out.
     """
     rows = [[cell.strip() for cell in line.split(",")] for line in listing.splitlines() if line.count(",") == 3]
-    found = {index: (uuid, Gpu(name, int(mib) << 20)) for index, uuid, name, mib in rows if mib.isdecimal()}
+    named = [rows[place] for place in chosen(visible, [uuid for _, uuid, _, _ in rows])]
+    found = {index: Gpu(name, int(mib) << 20) for index, _, name, mib in named if mib.isdecimal()}
+    return Inventory((tuple(found.values()),), tuple(found)) if found else None
+
+
+def chosen(visible: str | None, uuids: Sequence[str]) -> list[int]:
+    """Which of these devices `CUDA_VISIBLE_DEVICES` leaves; None: all. As for CUDA, an entry is an index or the start
+    of one device's uuid, and an entry that names no device ends the list. Slices of a device (MIG) count as none."""
     if visible is None:
-        chosen = list(found)
-    else:
-        asked = [name.strip() for name in visible.split(",") if name.strip()]
-        named = {name: index for index, (uuid, _) in found.items() for name in (index, uuid)}
-        chosen = [named[name] for name in asked if name in named]
-    if not chosen:
-        return None
-    return Inventory((tuple(found[index][1] for index in chosen),), tuple(chosen))
+        return list(range(len(uuids)))
+    found: list[int] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.isdecimal():
+            named = [int(entry)] if int(entry) < len(uuids) else []
+        else:
+            named = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        if len(named) != 1 or named[0] in found:
+            break
+        found += named
+    return found
 
 
 def _counted(node: tuple[Gpu, ...]) -> str:

@@ -13,14 +13,14 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import psutil
 
 from rhymed.core.config import Config
 from rhymed.core.messages import GpuUsage, Role, Usage
-from rhymed.placement.gpus import VISIBLE, generates_on_gpus, torch_is_for_cpus, trains_on_gpus
+from rhymed.placement.gpus import VISIBLE, chosen, generates_on_gpus, torch_is_for_cpus, trains_on_gpus
 
 log = logging.getLogger(__name__)
 
@@ -42,23 +42,6 @@ def load() -> Any:
     return pynvml
 
 
-def chosen(visible: str | None, uuids: Sequence[str]) -> list[int]:
-    """Which of these devices `CUDA_VISIBLE_DEVICES` leaves; None: all. As for CUDA, an entry is an index or the start
-    of one device's uuid, and an entry that names no device ends the list. Slices of a device (MIG) count as none."""
-    if visible is None:
-        return list(range(len(uuids)))
-    found: list[int] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if entry.isdecimal():
-            named = [int(entry)] if int(entry) < len(uuids) else []
-        else:
-            named = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
-        if len(named) != 1 or named[0] in found:
-            break
-        found += named
-    return found
-
-
 class Devices:
     """The devices that a process with this `CUDA_VISIBLE_DEVICES` may use. `library`: see `load`."""
 
@@ -76,8 +59,8 @@ class Devices:
         nvml = self._library
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        found = chosen(self._visible, [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles])
-        return [(index, handles[index], _text(nvml.nvmlDeviceGetName(handles[index]))) for index in found]
+        found = chosen(self._visible, [nvml.nvmlDeviceGetUUID(handle) for handle in handles])
+        return [(index, handles[index], nvml.nvmlDeviceGetName(handles[index])) for index in found]
 
     def _usage(self, index: int, handle: Any, kind: str) -> GpuUsage:
         nvml = self._library
@@ -100,11 +83,6 @@ class Devices:
         except Exception as error:  # of the driver, of any kind
             log.debug("NVML: %s", error)
             return None
-
-
-def _text(value: str | bytes) -> str:
-    """Older releases of `pynvml` return bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 # The newest reading of a worker, made in a thread.

@@ -48,9 +48,9 @@ class FakeNvml:
         self._call("nvmlDeviceGetHandleByIndex")
         return self.devices[index]
 
-    def nvmlDeviceGetUUID(self, device: Device) -> bytes:  # noqa: N802
+    def nvmlDeviceGetUUID(self, device: Device) -> str:  # noqa: N802
         self._call("nvmlDeviceGetUUID", device)
-        return device.uuid.encode()
+        return device.uuid
 
     def nvmlDeviceGetName(self, device: Device) -> str:  # noqa: N802
         self._call("nvmlDeviceGetName", device)

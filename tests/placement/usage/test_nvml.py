@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rhymed.core.messages import GpuUsage
-from rhymed.placement.usage import Devices, chosen, load
+from rhymed.placement.gpus import chosen
+from rhymed.placement.usage import Devices, load
 from tests.placement.usage.fake_nvml import GIB, Device, FakeNvml
 
 UUIDS = ["GPU-aa11", "GPU-ab22", "GPU-cc33"]
