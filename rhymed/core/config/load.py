@@ -152,27 +152,16 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _syntax(path: Path, text: str, message: str) -> str:
-    """TOML's error with its line and the likely fix."""
+    """TOML's error with its line."""
     if path.suffix not in CONFIG_SUFFIXES:
         return f"{path}: not TOML ({message}); a configuration is a TOML file, see configs/quickstart.toml"
     place = re.search(r" \(at line (\d+), column (\d+)\)", message)
     if not place:
         return f"{path}: not TOML: {message}"
-    number, problem = int(place[1]), message[: place.start()]
-    lines = text.splitlines()
+    number, lines = int(place[1]), text.splitlines()
     line = lines[number - 1].strip() if number <= len(lines) else ""
-    return f"{path}, line {number}: not TOML: {problem}{_fix(problem, line)} (the line: {line[:80]})"
-
-
-def _fix(problem: str, line: str) -> str:
-    value = line.partition("=")[2].strip()
-    if problem == "Invalid value" and value in ("True", "False", "None"):
-        return f": write {value.lower()}" if value != "None" else ": leave the key out instead"
-    if problem == "Invalid value" and value[:1].isalpha():
-        return f': text needs quotes, "{value}"'
-    if problem in ("Cannot overwrite a value", "Cannot declare", "Cannot mutate immutable namespace"):
-        return ": the key or section is defined twice"
-    return ""
+    cure = "text needs quotes, booleans are true and false, a key and a section are written once"
+    return f"{path}, line {number}: not TOML: {message[: place.start()]} (the line: {line[:80]}): {cure}"
 
 
 def _change(tree: dict[str, Any], keys: list[str], text: str, place: str, origin: Origin) -> None:
