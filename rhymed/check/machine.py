@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -223,20 +222,12 @@ def _ipc_problem(path: str) -> str:
 
 def _port_problem(host: str, port: int) -> str:
     try:
-        family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        return f"the host cannot be found: {error.strerror or error}"
-    with socket.socket(family, kind) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(target)
-            probe.listen(1)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return "the port is taken: end its process, which `ss -tlnp` shows, or choose another port"
-            if error.errno == errno.EADDRNOTAVAIL:
-                return "this machine does not have that address: `rhymed run` binds all three here"
-            return f"cannot be bound: {error.strerror or error}"
+        return (
+            f"cannot be bound ({error.strerror or error}): name an address of this machine, where `rhymed run` binds"
+            " all three, and a free port: `ss -tlnp` shows whose it is"
+        )
     return ""
 
 
