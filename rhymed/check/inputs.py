@@ -16,7 +16,6 @@ from rhymed.check.rows import short_prompt
 from rhymed.check.size import Size, size_of_model
 from rhymed.core.config import Config
 from rhymed.core.errors import ConfigError
-from rhymed.core.secret import hide
 from rhymed.core.text import truncated
 from rhymed.inputs import quantised
 from rhymed.inputs.datasets import Lengths, Placed, placed_rows
@@ -112,21 +111,10 @@ def _grade(folder: Path, *, graded: bool) -> tuple[Grade, bool] | None:
 
 # Tools and environments as the policy will know them: schemas, the parser, and the first row as it is read.
 
-KINDS = {
-    "tools": "tools that all samples share",
-    "methods": "a class for each sample, whose public methods are tools",
-    "text": "a class for each sample, which reads the policy's text",
-}
-
 
 def describe(config: Config, preview: Preview, training: Measured) -> Section:
     """Raises `EnvironmentFailed`, `ConfigError` and `DataError`."""
     settings, section = config.environment, Section("environment")
-    named = settings.command or " and ".join(
-        filter(None, [settings.tools, *(hide(server.name) for server in settings.mcp), settings.stateful])
-    )
-    kind = "a program for each sample" if settings.command else KINDS[preview.about.kind]
-    section.add("code", f"{named}: {kind}")
     for tool in preview.about.tools:  # the policy's prompt has the whole schema
         name, about = tool["function"]["name"], tool["function"].get("description", "")
         section.add(name, f"{about}{' (may be called again)' if name in preview.about.idempotent else ''}")
