@@ -25,7 +25,7 @@ from rhymed.inputs.supervision import Answers, load_teacher_renderer
 from rhymed.placement import gpus
 from rhymed_workers.trainer.policy import grades
 from rhymed_workers.trainer.policy.grades import Grade
-from rhymed_workers.trainer.teacher.start import Found, find_teacher
+from rhymed_workers.trainer.teacher.start import find_teacher
 
 if TYPE_CHECKING:
     from rhymed_workers.environment.preview import Preview
@@ -160,7 +160,6 @@ def teacher(config: Config, rows: Sequence[Placed], prompt_lengths: Sequence[int
     every row if the teacher's prompts differ.
     """
     settings, found, section = config.trainer.teacher, find_teacher(config), Section("teacher")
-    section.add("teacher", _name(config, found))
     longest = max(prompt_lengths, default=0)
     if settings.shows:
         render = load_teacher_renderer(config)
@@ -177,13 +176,3 @@ def teacher(config: Config, rows: Sequence[Placed], prompt_lengths: Sequence[int
         )
     loads = found.folder is not None and (settings.named or settings.weights == "initial")
     return section, size_of_model(found.folder) if loads and found.folder else None
-
-
-def _name(config: Config, found: Found) -> str:
-    teacher = config.trainer.teacher
-    if found.server is not None:
-        return f"{found.server.name} at {teacher.url}"
-    if teacher.model:
-        return f"{found.folder}, in the trainer's process"
-    when = "the start of each step" if teacher.weights == "step" else "the start of the run"
-    return f"the policy itself, as it is at {when}"

@@ -55,11 +55,9 @@ def test_a_row_without_an_answer_is_found_early(make: Any, tmp_path: Path) -> No
     assert "'anser'" in reported
 
 
-def test_it_says_what_is_asked_of_whom_and_counts_the_memory(make: Any, tiny_model: Path) -> None:
+def test_a_teacher_that_the_trainer_loads_takes_memory(make: Any, tiny_model: Path) -> None:
     report = full_check(make({"algorithm": "opd", "teacher": {"model": str(tiny_model)}}))
     assert report.errors == []
-    reported = section(report, "teacher")
-    assert str(tiny_model) in reported["teacher"]
     assert "teacher 387 KiB" in section(report, "memory")["trainer"]
 
 
@@ -67,7 +65,6 @@ def test_the_policy_as_its_own_teacher_is_shown_with_its_prompt(make: Any) -> No
     report = full_check(make({"algorithm": "opsd", "teacher": {"demonstration": "answer"}}))
     assert report.errors == []
     reported = section(report, "teacher")
-    assert reported["teacher"] == "the policy itself, as it is at the start of each step"
     assert "right response:\n\n0\n" in reported["first prompt"]
     assert "teacher" not in section(report, "memory")["trainer"]  # it takes none
 
@@ -105,7 +102,7 @@ def test_a_server_is_asked_before_anything_starts(make: Any, tiny_model: Path) -
     with serving(server) as url:
         report = full_check(make({"algorithm": "opd", "teacher": {"url": url}}))
         assert report.errors == []
-        assert section(report, "teacher")["teacher"] == f"teacher at {url}"
+        assert section(report, "teacher")["longest"].startswith("prompt ")
         named = make({"algorithm": "opd", "teacher": {"url": url, "served": "techer"}})
         assert "has no model 'techer' (trainer.teacher.served), only teacher" in quick_check(named).errors[0]
         server.models.append({"id": "second"})
