@@ -261,7 +261,7 @@ def test_a_reward_that_fails_for_nonsense_is_a_warning_then_the_end(config: Path
     out = run(config, f"reward.scorer={config.parent}/reward.py:raises", "trainer.epochs=20")
     warning, end = out.index("warning  reward: scoring 'banana'"), out.index("run failed: reward-0 ended")
     assert warning < out.index("starting store") < end
-    assert "and never worked; the first error: raises raised KeyError" in out
+    assert "and never worked; the first error: raises: raises raised KeyError" in out
     assert f"resume with: rhymed run --resume {config.parent}/runs/bad" in out
 
 

@@ -304,7 +304,7 @@ async def test_a_scorer_that_never_works_ends_the_worker_with_its_first_error(
     await broker.rate(*ids)
     async with asyncio.timeout(60):
         with pytest.raises(
-            RewardError, match=r"scorer score failed for each of the first 16 samples .*unlucky \(.*line 6"
+            RewardError, match=r"scoring failed for each of the first 16 samples .*score: .*unlucky \(.*line 6"
         ):
             await running
 

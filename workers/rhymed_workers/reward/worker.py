@@ -168,14 +168,13 @@ class Scoring(Work):
         for id, outcome in outcomes.items():
             if outcome.error is not None:
                 log.warning("%s not scored: %s", id, outcome.error, extra=cause("failed", [id], reason=outcome.error))
-            self._health.check(id.prompt, outcome)
         self._outcomes.put_nowait(outcomes)
 
     async def report(self) -> None:
         while True:
             units = await _batch(self._outcomes)
-            for outcome in (outcome for unit in units for outcome in unit.values()):
-                self._health.count(outcome)
+            for id, outcome in (each for unit in units for each in unit.items()):
+                self._health.count(id.prompt, outcome)
             if not (stored := await self._put(units)):
                 continue
             try:
@@ -251,11 +250,11 @@ async def _batch(queue: asyncio.Queue[Any]) -> list[Any]:
     return batch
 
 
-# Counts what a reward worker has scored, and detects a scorer that never works.
+# Counts what a reward worker has scored, and detects scorers that never work.
 
 MAX_FAILED_SAMPLES = 16
 MAX_FAILED_PROMPTS = 4
-"""A scorer without one success that failed for so many samples of so many prompts never works.
+"""Scorers that failed for so many samples of so many prompts, without one reward, never work.
 
 A dataset with a few bad rows fails whole groups, so samples alone are no evidence. Where a worker sees fewer prompts,
 the failures of `MAX_FAILED_PROMPTS` whole groups count as much.
@@ -269,14 +268,7 @@ class ScorerHealth:
         self._scored = self._errors = self._timeouts = 0
         self._seconds = 0.0
         self._group_size = group_size
-        self._worked: set[str] = set()  # labels of scorers
-        self._failures: dict[str, list[tuple[str, str]]] = {}  # label -> (prompt, error), until the first success
-
-    def count(self, outcome: Outcome) -> None:
-        self._scored += outcome.error is None
-        self._errors += outcome.error is not None
-        self._timeouts += outcome.timeout
-        self._seconds += outcome.seconds
+        self._failed: list[tuple[str, str]] = []  # prompt and error, until the first reward
 
     def stats(self) -> dict[str, float]:
         return {
@@ -286,27 +278,21 @@ class ScorerHealth:
             "timing_s/score": self._seconds / max(1, self._scored + self._errors),
         }
 
-    def check(self, prompt: str, outcome: Outcome) -> None:
-        """Raises `RewardError` with the first error once a scorer has failed too often without one success."""
-        self._worked |= outcome.parts.keys()
-        for label in outcome.parts:
-            self._failures.pop(label, None)
-        if outcome.error is None:
-            self._failures.pop("", None)
-            self._worked.add("")
-        elif outcome.failed not in self._worked:
-            failures = self._failures.setdefault(outcome.failed, [])
-            failures.append((prompt, outcome.error))
-            self._check_failures(outcome.failed, failures)
-
-    def _check_failures(self, label: str, failures: list[tuple[str, str]]) -> None:
-        prompts = len({prompt for prompt, _ in failures})
-        enough = prompts >= MAX_FAILED_PROMPTS or len(failures) >= MAX_FAILED_PROMPTS * self._group_size
-        if len(failures) >= MAX_FAILED_SAMPLES and enough:
-            subject = f"scorer {label}" if label else "scoring"
+    def count(self, prompt: str, outcome: Outcome) -> None:
+        """Raises `RewardError` with the first error once too many samples have failed without one reward."""
+        self._scored += outcome.error is None
+        self._errors += outcome.error is not None
+        self._timeouts += outcome.timeout
+        self._seconds += outcome.seconds
+        if self._scored or outcome.unstored:
+            return
+        self._failed.append((prompt, f"{outcome.failed or 'scoring'}: {outcome.error}"))
+        count, prompts = len(self._failed), len({each for each, _ in self._failed})
+        enough = prompts >= MAX_FAILED_PROMPTS or count >= MAX_FAILED_PROMPTS * self._group_size
+        if count >= MAX_FAILED_SAMPLES and enough:
             raise RewardError(
-                f"{subject} failed for each of the first {len(failures)} samples ({prompts} prompts) and never"
-                f" worked; the first error: {failures[0][1]}"
+                f"scoring failed for each of the first {count} samples ({prompts} prompts) and never worked;"
+                f" the first error: {self._failed[0][1]}"
             )
 
 
