@@ -406,17 +406,6 @@ def test_reasoning_gym_refuses_two_ways_to_score_one_task() -> None:
         load_scorer(made)
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"prompt": "q", "answer": "so #### 72"}, "reward.scorer = 'math' suits its reference answer '72'"),
-        (
-            {"prompt": "q", "answer": "Paris", "data_source": "geo"},
-            "'geo'.*'exact' suits its reference answer 'Paris'",
-        ),
-        ({"prompt": "q"}, "score it with file.py:function"),
-    ],
-)
-def test_reasoning_gym_says_what_suits_a_row_that_is_none_of_its_own(row: dict[str, Any], message: str) -> None:
-    with pytest.raises(RewardError, match=message):
-        load_scorer(Config())("72", row)
+def test_reasoning_gym_refuses_a_row_that_is_none_of_its_own() -> None:
+    with pytest.raises(RewardError, match=r"'geo'\); for rows of your own name another reward\.scorer"):
+        load_scorer(Config())("72", {"prompt": "q", "answer": "72", "data_source": "geo"})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rhymed.core.errors import ConfigError, RewardError, RowUnsuitable
 from rhymed.inputs.gym import gym_dataset, gym_entry
 from rhymed.inputs.rows import Row
-from rhymed_workers.reward.scorers.answer import equal, reference_text, references
+from rhymed_workers.reward.scorers.answer import equal, references
 from rhymed_workers.reward.scorers.result import FAULT, Logged
 from rhymed_workers.reward.scorers.setting import EARNED, TURN_REWARDS, Setting
 from rhymed_workers.sandbox.usercode import describe
@@ -80,7 +80,10 @@ def _reasoning_gym(setting: Setting) -> Raw:
     def score(answer: str, row: Row, tokens: Sequence[int]) -> Any:
         dataset = tasks.get(str(row.get("data_source")))
         if dataset is None or "metadata" not in row:
-            raise RowUnsuitable(f"scorer reasoning_gym: {_foreign(row, tasks)}")
+            raise RowUnsuitable(
+                f"scorer reasoning_gym: the row is none of {', '.join(tasks)} (its data_source:"
+                f" {row.get('data_source')!r}); for rows of your own name another reward.scorer, e.g. math or exact"
+            )
         # reasoning_gym represents "no answer found" as None.
         return _or_wrong(lambda: dataset.score_answer(answer.strip() or None, gym_entry(row)))
 
@@ -98,17 +101,6 @@ def _add_task(tasks: dict[str, Any], data: Dataset, key: str) -> None:
             f"{key}.scorer = 'reasoning_gym': {data.task} scores by its arguments, but data and eval.datasets give it"
             " different ones, and a row does not record which are its own; give them the same"
         )
-
-
-def _foreign(row: Row, tasks: dict[str, Any]) -> str:
-    """An error about a row that no task made, with a scorer that suits it."""
-    what = f"the row is none of {', '.join(tasks)} (its data_source: {row.get('data_source')!r})"
-    try:
-        reference = reference_text(row)
-    except RewardError:
-        return f"{what}; score it with file.py:function"
-    scorer = "math" if re.search(r"[\d\\$]", reference) else "exact"
-    return f"{what}; reward.scorer = {scorer!r} suits its reference answer {reference[:40]!r}"
 
 
 def _math(setting: Setting) -> Raw:
