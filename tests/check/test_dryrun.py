@@ -232,7 +232,7 @@ def test_a_model_that_carries_a_state_is_trained_alone_and_its_drafts_rest(
 
 def test_early_finds_scorers_and_prompts_that_do_not_fit(make: Make) -> None:
     report = quick_check(make("rihgt", rollout={"max_prompt_length": 3}))
-    assert "did you mean right?" in "\n".join(report.errors)
+    assert "it has: right" in "\n".join(report.errors)
     assert "rows.jsonl, line 1: the prompt has 5 tokens, more than rollout.max_prompt_length = 3" in "\n".join(
         report.errors
     )

@@ -245,7 +245,7 @@ async def test_closing_leaves_no_process(make: Callable[..., Config]) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def scores(completions): ...", "did you mean scores"),
+        ("def scores(completions): ...", "it has: scores"),
         ("import os; os._exit(5)", "exit status 5"),
         ("import sys; sys.exit('no licence')", "SystemExit: no licence"),
     ],

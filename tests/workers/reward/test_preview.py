@@ -32,7 +32,7 @@ def test_every_scorer_has_its_verdict_also_after_a_crash(tmp_path: Path) -> None
 
 def test_what_cannot_be_loaded_is_raised(tmp_path: Path) -> None:
     config = Config.model_validate({"reward": {"scorers": [{"scorer": "exact"}, {"scorer": "maths"}]}})
-    with pytest.raises(RewardError, match=r"reward\.scorers\[1\]\.scorer: no scorer 'maths'; did you mean math"):
+    with pytest.raises(RewardError, match=r"reward\.scorers\[1\]\.scorer: no scorer 'maths'; known: .*math"):
         preview(config, {"prompt": "q", "answer": "4"}, ["4"])
 
 

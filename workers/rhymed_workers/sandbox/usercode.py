@@ -5,7 +5,6 @@ Knows neither rewards nor environments.
 
 from __future__ import annotations
 
-import difflib
 import errno
 import functools
 import importlib
@@ -54,9 +53,7 @@ def import_named(
             f"{key}: {attribute!r} in {place} is {short(function)} ({type(function).__name__}), not a function"
         )
     names = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-    close = difflib.get_close_matches(attribute, names, n=1)
-    guess = f"did you mean {close[0]}?" if close else f"it has: {', '.join(names) or 'none'}"
-    raise RewardError(f"{key}: {place} has no function {attribute!r}; {guess}")
+    raise RewardError(f"{key}: {place} has no function {attribute!r}; it has: {', '.join(names) or 'none'}")
 
 
 def _from_file(path: Path) -> Any:

@@ -216,7 +216,7 @@ def test_a_sandbox_that_does_not_start_is_an_error(kind: str, monkeypatch: pytes
         ({"timeout_s": 0}, "must be a positive number"),
         ({"timeout_s": 60}, "must hold all of a sample"),
         ({"partial": 1}, "must be true or false"),
-        ({"memory": 1}, "did you mean memory_mib"),
+        ({"memory": 1}, "it takes: timeout_s, memory_mib"),
     ],
 )
 def test_arguments_are_checked(args: dict[str, Any], message: str) -> None:

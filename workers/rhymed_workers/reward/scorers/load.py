@@ -8,7 +8,6 @@ knows nothing of processes.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -92,6 +91,4 @@ def load_scorer(setting: Setting) -> RewardFunction:
 def _unknown(name: str) -> str:
     if name.endswith(".py"):
         return f"{name!r} names no function: write {name}:function"
-    close = difflib.get_close_matches(name, BUILT_IN, n=1)
-    guess = f"did you mean {close[0]}?" if close else f"known: {', '.join(BUILT_IN)}."
-    return f"no scorer {name!r}; {guess} Your own is written as file.py:function"
+    return f"no scorer {name!r}; known: {', '.join(BUILT_IN)}. Your own is written as file.py:function"

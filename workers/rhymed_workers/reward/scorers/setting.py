@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,9 +55,10 @@ class Setting:
     def allow_only(self, *known: str) -> None:
         for name in self.scorer.args:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                guess = f"did you mean {close[0]}?" if close else f"it takes: {', '.join(known) or 'none'}"
-                raise RewardError(f"{self.key}.args: scorer {self.scorer.scorer} has no argument {name!r}; {guess}")
+                raise RewardError(
+                    f"{self.key}.args: scorer {self.scorer.scorer} has no argument {name!r}; it takes:"
+                    f" {', '.join(known) or 'none'}"
+                )
 
     def require_whole_response(self) -> None:
         if self.scorer.answer != "full":
