@@ -6,7 +6,6 @@ The run decides how tokens are drawn, so what a program says about that is ignor
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -38,33 +37,23 @@ USED = frozenset(
     }
 )  # fmt: skip
 
-NOTHING: dict[str, Callable[[Any], bool]] = {
-    "n": lambda value: value == 1,
-    "best_of": lambda value: value == 1,
-    "top_logprobs": lambda value: value == 0,
-    "prompt_logprobs": lambda value: value == 0,
-    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
-    "presence_penalty": lambda value: value == 0,
-    "frequency_penalty": lambda value: value == 0,
-    "repetition_penalty": lambda value: value == 1,
-    "min_tokens": lambda value: value == 0,
-    "length_penalty": lambda value: value == 1,
-    "echo": lambda value: value is False,
-    "ignore_eos": lambda value: value is False,
-    "add_special_tokens": lambda value: value is False,
-    "modalities": lambda value: value == ["text"],
+NOTHING: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "top_logprobs": 0,
+    "prompt_logprobs": 0,
+    "response_format": {"type": "text"},
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "min_tokens": 0,
+    "length_penalty": 1,
+    "echo": False,
+    "ignore_eos": False,
+    "add_special_tokens": False,
+    "modalities": ["text"],
 }
 """Values with which a parameter changes nothing; others are refused."""
-
-WHY = {
-    "n": "ask once for each completion",
-    "top_logprobs": "log-probs are known for the sampled tokens only: leave it out, or set it to 0",
-    "prompt_logprobs": "log-probs are known for the sampled tokens only",
-    "response_format": "tokens are drawn as the run says, without a grammar: ask for the format in a message",
-    "tool_choice": "tokens are drawn as the run says: only 'auto' and 'none' can be kept",
-    "functions": "use tools",
-    "function_call": "use tool_choice",
-}
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,23 +105,17 @@ def _checked(body: Any) -> dict[str, Any]:
         raise CallRefused("the request's body must be a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
     for name, value in given.items():
-        if name in USED or name in IGNORED or not _changes(name, value):
-            continue
-        reason = "the run's settings decide it" if name in NOTHING else "this endpoint does not support it"
-        why = WHY.get(name, reason)
-        raise CallRefused(f"{name} = {value!r:.80}: {why}", code="unsupported_parameter", param=name)
+        harmless = [NOTHING[name]] if name in NOTHING else [[], {}, "", False]
+        if name not in USED | IGNORED and value not in harmless:
+            why = "the run decides how tokens are drawn" if name in NOTHING else "this endpoint does not support it"
+            raise CallRefused(f"{name} = {value!r:.80}: {why}", code="unsupported_parameter", param=name)
     return given
-
-
-def _changes(name: str, value: Any) -> bool:
-    """Whether a value asks for something."""
-    return not NOTHING[name](value) if name in NOTHING else value not in ([], {}, "", False)
 
 
 def _choice(given: dict[str, Any]) -> str:
     choice = given.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
-        raise CallRefused(f"tool_choice = {choice!r:.80}: {WHY['tool_choice']}", param="tool_choice")
+        raise CallRefused(f"tool_choice = {choice!r:.80}: only 'auto' and 'none' can be kept", param="tool_choice")
     return str(choice)
 
 
