@@ -6,8 +6,8 @@ import pytest
 
 from rhymed.core.errors import CallRefused
 from rhymed.inputs.chats import ChatTemplate
-from rhymed_workers.sessions.chat.messages import Message
 from rhymed_workers.sessions.dialogue import Dialogue
+from rhymed_workers.sessions.messages import Message
 from rhymed_workers.sessions.speech import Speech
 from tests.inputs.tokenizers import byte_tokenizer
 from tests.workers.sessions.test_dialogue import CHATML, NO_TOOLS, TOOL, ids

@@ -26,8 +26,7 @@ from rhymed.core.errors import AddressRefused, CallRefused
 from rhymed.core.http import LINGER_S, MOST_STRANGERS, Connections, Places, quiet_log
 from rhymed.core.text import short
 from rhymed_workers.reward.scorers.result import LARGEST, TOO_LARGE
-from rhymed_workers.sessions.chat import answers
-from rhymed_workers.sessions.chat.asked import chat_asked
+from rhymed_workers.sessions import completions
 from rhymed_workers.sessions.session import Session
 
 log = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ class Endpoint:
                 session = self._session(request)
             except CallRefused as error:
                 with self._connections.answering(request.transport, proven=False):
-                    refused = await _json(answers.refusal(error), error.status)
+                    refused = await _json(completions.refusal(error), error.status)
                     refused.force_close()
                     return refused
             try:
@@ -120,15 +119,15 @@ class Endpoint:
                     async with self._memory(request):
                         return await handler(request, session)
             except CallRefused as error:
-                return await _json(answers.refusal(error), error.status)
+                return await _json(completions.refusal(error), error.status)
             except asyncio.CancelledError:
                 raise  # its client has gone, or its session has ended
             except web.HTTPException as error:
-                return await _json(answers.refusal(CallRefused(error.reason, status=error.status)), error.status)
+                return await _json(completions.refusal(CallRefused(error.reason, status=error.status)), error.status)
             except Exception:
                 log.exception("a program's call failed")
                 broken = CallRefused("the endpoint failed; its worker's log says why", "internal_error", status=500)
-                return await _json(answers.refusal(broken), 500)
+                return await _json(completions.refusal(broken), 500)
 
         return guarded
 
@@ -183,13 +182,13 @@ class Endpoint:
 
     async def _turn(self, request: web.Request, session: Session) -> web.StreamResponse:
         arrived, raw = time.time(), await request.read()
-        asked = chat_asked(await _decoded(raw))
+        asked = completions.chat_asked(await _decoded(raw))
         call = session.call(asked, *_identity(request, raw))
         written = await session.answer(call)
         if not asked.stream:
-            return await _json(answers.completion(asked, written, int(arrived)))
+            return await _json(completions.completion(asked, written, int(arrived)))
         try:
-            return await self._stream(request, answers.chunks(asked, written, int(arrived)))
+            return await self._stream(request, completions.chunks(asked, written, int(arrived)))
         except (ConnectionError, asyncio.CancelledError):
             call.delivered = False
             raise
@@ -198,7 +197,7 @@ class Endpoint:
         streamed = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await streamed.prepare(request)
         for event in events:
-            await streamed.write(answers.event(event))
+            await streamed.write(completions.event(event))
         await streamed.write_eof()
         return streamed
 
@@ -209,7 +208,7 @@ class Endpoint:
         return await _json({"reward": session.reward})
 
     async def _models(self, request: web.Request, session: Session) -> web.StreamResponse:
-        listed = answers.models(self._model)
+        listed = completions.models(self._model)
         return await _json(listed["data"][0] if "model" in request.match_info else listed)
 
     async def _unknown(self, request: web.Request, session: Session) -> web.StreamResponse:

@@ -39,10 +39,9 @@ from rhymed.inputs.chats import TAIL
 from rhymed_store.client import StoreClient
 from rhymed_store.sessions import StoredSession, get_session, put_answer
 from rhymed_workers.sandbox.jailed import Jailed, ProcessEnded, spawn
-from rhymed_workers.sessions.chat.answers import Written
-from rhymed_workers.sessions.chat.asked import Asked
-from rhymed_workers.sessions.chat.messages import Conversations
+from rhymed_workers.sessions.completions import Asked, Written
 from rhymed_workers.sessions.dialogue import BEGINNING
+from rhymed_workers.sessions.messages import Conversations
 from rhymed_workers.sessions.record import Record, Tokens
 from rhymed_workers.sessions.speech import Speech
 

@@ -18,9 +18,9 @@ from rhymed.core.config import Config
 from rhymed.core.errors import CallRefused, DataError, EnvironmentDown
 from rhymed.inputs.chats import Chat, ChatTemplate
 from rhymed_workers.sessions.calls import Read
-from rhymed_workers.sessions.chat.asked import NO_LIMIT
-from rhymed_workers.sessions.chat.messages import Message, ToolCall, readable
+from rhymed_workers.sessions.completions import NO_LIMIT
 from rhymed_workers.sessions.dialogue import Dialogue, load_template
+from rhymed_workers.sessions.messages import Message, ToolCall, readable
 
 Result = TypeVar("Result")
 Tools = Sequence[dict[str, Any]]

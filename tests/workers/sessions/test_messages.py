@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rhymed.core.errors import CallRefused
-from rhymed_workers.sessions.chat.asked import chat_asked
-from rhymed_workers.sessions.chat.messages import Conversations, Message, ToolCall, normal, readable
+from rhymed_workers.sessions.completions import chat_asked
+from rhymed_workers.sessions.messages import Conversations, Message, ToolCall, normal, readable
 
 USER = {"role": "user", "content": "?"}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1, "y": 2}'}}

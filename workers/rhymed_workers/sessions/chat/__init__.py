@@ -1,1 +1,0 @@
-"""Requests of programs and their answers as data: OpenAI's chat completions. Pure."""
