@@ -12,6 +12,7 @@ import atexit
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from rhymed.core.errors import NotPlayed, RewardError, RowUnsuitable
@@ -126,12 +127,12 @@ class Custom:
             "prompts": [each.row.get("prompt") for each in responses],
             "completions": [self._completion(each) for each in responses],
             "completion_ids": [list(each.tokens) for each in responses],
-            "trainer_state": TrainerState(responses[0].step, self._max_steps),
+            "trainer_state": SimpleNamespace(global_step=responses[0].step, max_steps=self._max_steps),
             "log_extra": logged.extra,
             "log_metric": logged.metric,
         }
         if any(STATE in each.row for each in responses):
-            values["environments"] = [EnvironmentState(each.row.get(STATE)) for each in responses]
+            values["environments"] = [EnvironmentState(**(each.row.get(STATE) or {})) for each in responses]
         elif self._needs_environments:
             raise NotPlayed(f"{self.title} reads environments, and no episode was played")
         return logged.attached(self._one_each(self._run(values), len(responses)))
@@ -183,27 +184,8 @@ class Custom:
             raise RewardError(f"{what} ({place})" if place else what) from error
 
 
-class TrainerState:
-    """The part of the trainer's state that TRL's functions may read. `max_steps` 0: the run's plan decides."""
-
-    def __init__(self, global_step: int, max_steps: int) -> None:
-        self.global_step, self.max_steps = global_step, max_steps
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"trainer_state has global_step and max_steps here, and no {name}")
-
-
-class EnvironmentState:
-    """An environment when its sample ended: the public attributes that JSON can represent."""
-
-    def __init__(self, attributes: Mapping[str, Any] | None) -> None:
-        vars(self).update(attributes or {})
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            "only the public attributes of an environment are kept (if JSON can represent them), no methods; there"
-            f" is no {name!r}, but: {', '.join(vars(self)) or 'none'}. Only its get_reward() can call methods"
-        )
+class EnvironmentState(SimpleNamespace):
+    """An environment when its sample ended: the public attributes that JSON can represent, and no methods."""
 
 
 class Log:
