@@ -92,18 +92,18 @@ GONE = {
     "metrics.trace_ratio": "`rhymed logs --sample ID` shows the story of a sample",
     "metrics.traces": "`rhymed logs --sample ID` shows the story of a sample",
     "net.transport = 'broadcast'": "engines map the trainer's file in shared memory; leave the key out",
-    **dict.fromkeys(
-        (f"trainer.entropy_{name}" for name in ("target", "coef_min", "coef_max", "coef_delta")),
-        "the weight of the entropy bonus is fixed: trainer.entropy_coef",
-    ),
-    "store.token_stats_gib": "training's numbers of each token are not kept; metrics have their means",
-    "trainer.optimizer = 'muon'": "it trained one process's matrices only: take 'adamw'",
     "reward.judge.field": "set pattern, such as '\"score\": *([0-9.]+)'",
     "reward.judge.read": "leave it out for a score in the last line, or set pattern, such as"
     " '\"score\": *([0-9.]+)' for JSON",
     "reward.judge.rubric_file": "write the text as rubric, between three quotation marks",
-    "trace.path": "`rhymed sim --trace FILE` schedules the responses of a run",
     "store.shards": "one store takes 10,000 samples of 512 tokens a second, more than a thousand GPUs generate",
+    "store.token_stats_gib": "training's numbers of each token are not kept; metrics have their means",
+    "trace.path": "`rhymed sim --trace FILE` schedules the responses of a run",
+    **dict.fromkeys(
+        (f"trainer.entropy_{name}" for name in ("target", "coef_min", "coef_max", "coef_delta")),
+        "the weight of the entropy bonus is fixed: trainer.entropy_coef",
+    ),
+    "trainer.optimizer = 'muon'": "it trained one process's matrices only: take 'adamw'",
 }
 """Settings, and values, that earlier releases had -> what serves in their place."""
 
