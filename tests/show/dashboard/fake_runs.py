@@ -7,8 +7,10 @@ that try to be markup.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
+import threading
 
 from aiohttp import web
 
@@ -234,8 +236,37 @@ class FakeRun:
 SHAPE = [(12, False), (9, True), (3, False), (14, True), (4, False)]
 
 
+DEADLINE_S = 60.0
+
+
+class Loop:
+    """An event loop in a thread; `run` waits for a coroutine of it."""
+
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(DEADLINE_S)
+
+    def close(self):
+        """Whoever still waits for something, as an answer to a page that is closed, ends with it."""
+
+        async def end():
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+        self.run(end())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
 class Server:
-    """`address(run)` serves it."""
+    """Serves each run that is added, at the address that `add` returns."""
 
     def __init__(self, loop):
         self.loop, self.runs = loop, {}

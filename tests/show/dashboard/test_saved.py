@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,7 @@ from rhymed.start.launch import session
 from tests.records.history.fixtures import in_turns, make_run, rhymed, tokenizer
 from tests.records.history.fixtures import run as run
 from tests.records.history.folders import APPLES, PEARS
-from tests.show.dashboard.browser import Browser, Loop, find
+from tests.show.dashboard.browser import chromium, expect, visit, watch
 
 __all__ = ["in_turns", "make_run", "rhymed", "run", "tokenizer"]
 
@@ -188,42 +188,40 @@ def test_secrets_are_hidden_wherever_they_are(run: Path) -> None:
         assert secret not in text
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = find()
-    if path is None:
-        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
-    loop = Loop()
-    browser = Browser(path, loop)
-    yield browser
-    browser.close()
-    loop.close()
-
-
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_it_opens_from_the_disk_without_any_request(
-    make_run: Made, in_turns: Path, browser: Browser, width: int, dark: bool
-) -> None:
+def test_it_opens_from_the_disk_without_any_request(make_run: Made, in_turns: Path) -> None:
     bad = hostile_run(make_run)
     with (bad / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "val/sums/acc/mean@1": 0.5}\n{"step": 4, "val/sums/acc/mean@1": 0.75}\n')
-    for shown in (bad, in_turns):
-        page = browser.open(write(shown).as_uri(), width=width, dark=dark)
-        page.wait("document.getElementById('connection')?.textContent", "saved page")
-        for tab, count in (("overview", ".uplot"), ("workers", "canvas"), ("samples", "article")):
-            page.read(f"location.hash = '#{tab}'")
-            page.wait(f"document.querySelectorAll('#panel-{tab} {count}').length > 0 || !{json.dumps(shown == bad)}")
-        page.read("location.hash = '#configuration'")
-        page.wait("document.querySelectorAll('#panel-configuration tr').length > 20")
-        held = page.read("[...document.querySelectorAll('.held-out td')].map(one => one.textContent)")
-        assert held == (["0.5", "0.75"] if shown == bad else [])
-        calls = page.read("document.getElementById('panel-samples').textContent")
-        assert ("division by zero" in calls) == (shown == in_turns)
-        assert page.read("document.documentElement.scrollWidth") <= width
-        assert page.read("document.querySelectorAll('script').length") == 2
-        page.close()
-        assert page.problems == []
-        assert [one for one in page.asked if not one.startswith(("file:", "data:"))] == []
+    with chromium() as browser:
+        for width, scheme in ((1280, "light"), (390, "dark")):
+            for shown in (bad, in_turns):
+                page = browser.new_page()
+                problems, asked = watch(page)
+                page.set_viewport_size({"width": width, "height": 900})
+                page.emulate_media(color_scheme=scheme)
+                visit(page, write(shown).as_uri())
+                look(page, width, shown == bad)
+                page.close()
+                assert problems == []
+                assert [one for one in asked if not one.startswith(("file:", "data:"))] == []
+
+
+def look(page: Any, width: int, hostile: bool) -> None:
+    """`hostile`: it is the run with metrics, else the one in turns."""
+    expect(page.get_by_role("banner").get_by_role("status")).to_have_text("saved page")
+    held_out = page.get_by_role("region", name="Evaluation on held-out prompts").get_by_role("cell")
+    expect(held_out).to_have_text(["0.5", "0.75"] if hostile else [])
+    for tab, role in (("Overview", "img"), ("Workers", "img"), ("Samples", "article")):
+        page.get_by_role("tab", name=tab).click()
+        panel = page.get_by_role("tabpanel", name=tab)
+        if hostile:
+            expect(panel.get_by_role(role).first).to_be_visible()
+    calls = expect(panel)
+    (calls.not_to_contain_text if hostile else calls.to_contain_text)("division by zero")
+    page.get_by_role("tab", name="Configuration").click()
+    expect(page.get_by_role("tabpanel", name="Configuration").get_by_role("row").nth(20)).to_be_visible()
+    assert page.locator(":root").evaluate("page => page.scrollWidth") <= width
+    assert page.locator("script").count() == 2
 
 
 # Runs of all kinds

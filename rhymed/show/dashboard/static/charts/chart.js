@@ -22,7 +22,7 @@ export function framed({ title, unit }, tools, ...below) {
     const heading = h("h3", {}, title, unit ? h("small", {}, ` ${unit}`) : "");
     return h(
         "figure",
-        { class: "panel chart", "data-chart": title },
+        { class: "panel chart", "data-chart": title, "aria-label": title },
         h("figcaption", {}, heading, ...tools),
         ...below,
     );
@@ -51,7 +51,7 @@ export class Chart {
         this.range = null; // [from, to] of x; null: all
         this.data = null;
         this.legend = h("div", { class: "keys" });
-        this.host = h("div", { class: "plot" });
+        this.host = h("div", { class: "plot", role: "img", "aria-label": options.title });
         this.none = h("p", { class: "none" }, options.note);
         this.at = h("span", { class: "at muted" });
         this.logButton = logButton(() => this.toggleLog());
@@ -104,7 +104,7 @@ export class Chart {
         else this.build(data);
         if (this.range) this.plot.setScale("x", { min: this.range[0], max: this.range[1] });
         this.showValues(null);
-        set(this.element, { "aria-label": `${this.options.title}, ${xs.length} points. ${this.summary()}` });
+        set(this.host, { "aria-label": `${this.options.title}, ${xs.length} points. ${this.summary()}` });
     }
 
     build(data) {

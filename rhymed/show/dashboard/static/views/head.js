@@ -19,10 +19,10 @@ export class Head {
         this.state = state;
         this.notice = notice;
         this.name = h("h1", {}, "rhymed");
-        this.badge = h("span", { class: "badge", id: "state" });
-        this.link = h("span", { class: "link", id: "connection", role: "status" });
+        this.badge = h("span", { class: "badge" });
+        this.link = h("span", { class: "link", role: "status" });
         this.progress = h("progress", { max: 1, value: 0, "aria-label": "Steps trained" });
-        this.facts = Object.fromEntries(FACTS.map(([key]) => [key, h("dd", { id: `fact-${key}` }, "–")]));
+        this.facts = Object.fromEntries(FACTS.map(([key]) => [key, h("dd", { "data-fact": key }, "–")]));
         fill(
             host,
             h(

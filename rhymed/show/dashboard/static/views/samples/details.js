@@ -34,7 +34,7 @@ export function rowColumns({ row, answer }) {
     if (!names.length) return null;
     const table = h(
         "table",
-        {},
+        { "aria-label": "Columns of the row" },
         h(
             "tbody",
             {},

@@ -14,7 +14,7 @@ export class Found {
     constructor(query) {
         this.query = query;
         this.status = h("p", { class: "muted count", role: "status" });
-        this.list = h("ol", { class: "found" });
+        this.list = h("ol", { class: "found", "aria-label": "Responses found" });
         this.more = h(
             "button",
             { type: "button", hidden: true, onclick: () => this.go(this.count + ENOUGH) },
