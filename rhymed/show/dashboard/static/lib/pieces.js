@@ -9,7 +9,13 @@ const PART_PIECES = 3_000;
 
 /** An element with the text, growing on demand. `pieces`: [{text, and one of drafted (true: an accepted draft), changed, shade (0 to 1) with a title}]. */
 export function responseText(pieces, label) {
-    const text = h("pre", { class: "response", role: "group", tabindex: "0", "aria-label": label, dir: "auto" });
+    const text = h("pre", {
+        class: "response",
+        role: "group",
+        tabindex: "0",
+        "aria-label": label,
+        dir: "auto",
+    });
     const status = h("span", { class: "muted" });
     const more = h("button", { type: "button", onclick: () => grow() }, "Show more");
     const bar = h("div", { class: "bar more" }, more, status);
