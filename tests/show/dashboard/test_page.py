@@ -153,10 +153,14 @@ def test_the_head_line_shows_how_the_run_does(plain):
     expect(plain).to_have_title(re.compile("plain"))
 
 
-def test_the_overview_draws_every_chart_and_compares_the_epochs(plain):
+def test_the_overview_draws_what_the_run_reports_and_compares_the_epochs(plain):
     expect(plain.get_by_role("img", name=re.compile(r" points\. "))).to_have_count(CHARTS)
     for title in ("Reward", "Acceptance by epoch", "Bubble ratio", "Staleness", "Time per phase", "Store growth"):
         expect(plot(plain, title)).to_be_visible()
+    expect(plain.get_by_role("img", name=re.compile("^Entropy, .*last 1.05 nats.token"))).to_be_visible()
+    health = plain.get_by_role("region", name="Training health").get_by_role("figure").get_by_role("heading")
+    reported = ("Loss", "Mismatch KL", "Entropy", "Gradient norm", "Clip fraction", "Learning rate")
+    expect(health).to_have_text([re.compile(f"^{title}") for title in reported])
     rows = plain.get_by_role("region", name="Epochs").get_by_role("row")
     expect(rows).to_have_count(4)
     for epoch in (1, 2, 3):
@@ -164,13 +168,6 @@ def test_the_overview_draws_every_chart_and_compares_the_epochs(plain):
     expect(plain.get_by_role("meter")).to_have_attribute("value", str(640 * 500))
     expect(chart(plain, "Store growth")).to_contain_text(re.compile("640 .* 76.8k .* 313 KiB of 1 GiB"))
     assert plot(plain, "Length distribution").evaluate(PAINTED)
-
-
-def test_training_health_has_what_the_run_reports(plain):
-    reported = ["Loss", "Mismatch KL", "Entropy", "Gradient norm", "Clip fraction", "Learning rate"]
-    charts = plain.get_by_role("region", name="Training health").get_by_role("figure")
-    expect(charts.get_by_role("heading")).to_have_text([re.compile(f"^{title}") for title in reported])
-    expect(plain.get_by_role("img", name=re.compile("^Entropy, .*last 1.05 nats.token"))).to_be_visible()
 
 
 def test_a_drag_zooms_all_charts_and_a_button_shows_all_again(plain):
@@ -243,9 +240,8 @@ def test_every_queue_is_shown_as_long_as_the_run_lives(show):
     queue(page, "scored", 5)
     for name in ("generated", "scoring", "training"):
         queue(page, name, 0)
-    expect(steps).to_have_text(
-        [re.compile("step 21.*1 of 4 .* 42 s: 8 running, 5 scored, 3 dropped"), re.compile("step 22.*: 8 waiting")]
-    )
+    first = re.compile("step 21.*1 of 4 .* 42 s: 8 running, 5 scored, 3 dropped")
+    expect(steps).to_have_text([first, re.compile("step 22.*: 8 waiting")])
     widths = steps.first.locator("i").evaluate_all("parts => parts.map(part => part.style.width)")
     assert widths == ["50%", "31.25%", "18.75%"]
     run.changed = {"open_steps": [open_step(20 + step, waiting=4) for step in range(9)]}
@@ -460,9 +456,8 @@ def test_a_prompt_has_its_answer_its_row_and_its_learning_curve(show):
     right = page.get_by_text("Right answer")
     expect(right).to_contain_text("42")
     right.click()
-    expect(page.get_by_role("table", name="Columns of the row").get_by_role("row")).to_have_text(
-        ["answer42", "sourcesums"]
-    )
+    columns = page.get_by_role("table", name="Columns of the row").get_by_role("row")
+    expect(columns).to_have_text(["answer42", "sourcesums"])
     expect(page.get_by_role("img", name=re.compile("^Reward by epoch, 3 points. mean: last 0.5"))).to_be_visible()
     expect(plot(page, "Length by epoch")).to_be_visible()
     answer(page, 1, 3).click()
@@ -505,7 +500,7 @@ def test_the_turns_of_a_response_are_shown_apart_with_their_calls(show):
     answer(page, 2, 19).click()
     newest = page.get_by_role("article", name="epoch 3, response 2")
     texts, heads = newest.get_by_role("group"), newest.get_by_role("heading", level=4)
-    expect(heads).to_contain_text(["Turn 1", "Environment", "Turn 2", "Environment", "Turn 3"])
+    expect(heads).to_have_count(len(SHAPE))
     assert heads.all_text_contents() == [
         "Turn 112 tokens", "Environment9 tokensadd 4 ms", "Turn 23 tokens",
         f"Environment14 tokensdivide 2.5 s: {HOSTILE}", "Turn 34 tokens",
@@ -543,7 +538,7 @@ def test_responses_are_searched_until_there_is_enough(show):
     page = show(FakeRun("search", prompts=200), hash="#samples?query=carry%20the%20one&in=responses")
     found = page.get_by_role("list", name="Responses found").get_by_role("listitem")
     expect(found).to_have_count(56)
-    numbers = re.compile("^56 .*“carry the one”.* 672 |^56 .*“carry the one” .672 .*56 of 200")
+    numbers = re.compile(r"^56 .*“carry the one” \(672 .* 56 of 200 ")
     expect(page.get_by_role("tabpanel").get_by_role("status")).to_have_text(numbers)
     expect(found.first.get_by_role("mark")).to_have_text("carry the one")
     page.get_by_role("button", name="Search more").click()
@@ -620,6 +615,7 @@ def test_hostile_text_is_only_text(show):
     marks = page.get_by_role("article").get_by_role("mark")
     expect(marks).to_have_count(2)
     assert marks.first.text_content() == HOSTILE
+    expect(prompts(page).first).to_contain_text("window.owned")
     assert prompts(page).first.text_content().startswith(HOSTILE)
     assert page.get_by_role("main").locator("script, img").count() == 0
     assert page.evaluate("window.owned") is None
