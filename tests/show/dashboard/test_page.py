@@ -480,17 +480,6 @@ def test_the_text_of_a_response_shows_what_was_chosen(show):
     expect(oldest).to_contain_text("log-probs were forgotten")
     choose(page, "Marked in the text", "version")
     expect(newest).to_contain_text("18 to 19")
-    for kind, mean, first in (
-        ("trainer", "log-prob -0.3 nats", "-0.05 .* 0.951"), ("entropy", "entropy 1.02 nats", "entropy 0 nats"),
-        ("mismatch", "mismatch 0 nats, .* 0.02", "mismatch -0.02 nats"), ("advantage", "0.0357", "advantage 0.75"),
-    ):  # fmt: skip
-        choose(page, "Marked in the text", kind)
-        expect(newest).to_contain_text(re.compile(rf"{mean}.*\(policy version 18\)"))
-        expect(tokens.first).to_have_attribute("title", re.compile(first))
-    expect(tokens.last).to_have_attribute("title", "not known")
-    expect(page.locator("[data-sign=plus]")).to_have_count(22)
-    expect(page.locator("[data-sign=minus]")).to_have_count(19)
-    expect(oldest).to_contain_text("it is not trained")
 
 
 def test_the_turns_of_a_response_are_shown_apart_with_their_calls(show):
