@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 # The best checkpoint of a run, by its held-out reward: `trainer.keep_best`.
 #
-# `best/` gets the checkpoints that rotation would remove and that were evaluated or will be: the best one so far, and
-# those whose evaluation was not over when the last one came. So a run that has ended may leave several: `best`
-# returns the right one. A resume does not read the folder.
+# `best/` has hard links to the files of checkpoints that were evaluated or will be, so that rotation removes none of
+# them: the best one so far, and those whose evaluation was not over when the last one was added. So a run that has
+# ended may leave two: `best` returns the right one. A resume does not read the folder.
 
 FOLDER = "best"
 
@@ -54,28 +54,49 @@ def held_out(evaluations: Iterable[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def best(run: Path) -> Best | None:
-    """Of those that the run has; of equally good ones the first. None: none of them was evaluated."""
+    """The best of the checkpoints in `best/`; of equally good ones the first. None: none of them was evaluated."""
     rewards = held_out(evaluations_in(run))
-    there = {one.step: one for folder in (FOLDER, "checkpoints") for one in checkpoints_in(run / folder)}
-    known = [Best(one, rewards[step]) for step, one in sorted(there.items()) if step in rewards]
+    known = [Best(one, rewards[one.step]) for one in checkpoints_in(run / FOLDER) if one.step in rewards]
     return max(known, key=lambda one: one.reward, default=None)
 
 
-def _keep(run: Path, old: Checkpoint) -> None:
-    """Keep what rotation would remove until it is known whether it is the best, and remove what is not. If that
-    fails, training continues."""
-    target = run / FOLDER / old.folder.name
-    try:
-        make_folder(target.parent)
-        shutil.rmtree(target, ignore_errors=True)  # of the same step, before a resume trained it again
-        old.folder.rename(target)
-        sync(target.parent)
-    except OSError as error:
-        log.warning("%s is not among the candidates for the best checkpoint: %s", old.folder, error)
+def keep(run: Path, checkpoint: Checkpoint) -> None:
+    """Keep this checkpoint until it is known whether it is the best, and remove those that are not. Blocking. Raises
+    `OSError`."""
+    target = run / FOLDER / checkpoint.folder.name
+    if not _same(target, checkpoint.folder):
+        with atomic.new_folder(target) as part:
+            shutil.copytree(checkpoint.folder, part, copy_function=_link, dirs_exist_ok=True)
+            _remove(target)
+        atomic.sync(target.parent)
     newest, found = max(held_out(evaluations_in(run)), default=0), best(run)
     for other in checkpoints_in(run / FOLDER):
         if other.step <= newest and found is not None and other != found.checkpoint:
             shutil.rmtree(other.folder, ignore_errors=True)
+
+
+def _same(kept: Path, written: Path) -> bool:
+    """Whether `kept` has links to all files of this checkpoint: it is neither damaged, nor of the same step before a
+    resume trained it again."""
+    files, there = ({one.relative_to(of) for one in of.rglob("*") if one.is_file()} for of in (written, kept))
+    if not files:
+        raise _removed(written)
+    return files == there and all((kept / one).samefile(written / one) for one in files)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    """A copy where the file system has no hard links."""
+    with contextlib.suppress(OSError):
+        Path(target).hardlink_to(source)
+        return
+    shutil.copyfile(source, target)
 
 
 # Checkpoints: written, sealed, verified, removed.
@@ -99,28 +120,21 @@ def folder_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:06d}"
 
 
-Candidate = Callable[[int], bool]
-"""Whether the checkpoint after so many steps may be the run's best."""
 Write = Callable[[], Mapping[str, str] | None]
 """Fills a checkpoint's folder; may be called again. Returns the files that have to be there then, by name: their
 digests where these are known, and the files synced, else "". None: whatever is there then."""
 
 
 def save(
-    folder: Path,
-    step: int,
-    write: Callable[[Path], Mapping[str, str] | None],
-    keep: int,
-    run: str = "",
-    is_candidate: Candidate = lambda steps: False,
+    folder: Path, step: int, write: Callable[[Path], Mapping[str, str] | None], keep: int, run: str = ""
 ) -> Checkpoint:
     """Let `write` fill a folder, see `Write`, and make it durable as the checkpoint of `step`; keep the `keep`
     newest. Blocking. An existing intact checkpoint of this step is kept as it is. `run`: its id, for `run_of`. Raises
     `CheckpointError`."""
     part = begin(folder, step)
     if part is None:
-        return finish(folder, step, None, keep, run, is_candidate)
-    return finish(folder, step, lambda: write(part), keep, run, is_candidate)
+        return finish(folder, step, None, keep)
+    return finish(folder, step, lambda: write(part), keep, run)
 
 
 def begin(folder: Path, step: int) -> Path | None:
@@ -151,14 +165,7 @@ def written_bytes(folder: Path, step: int) -> int:
     return sum(file.lstat().st_size for file in files)
 
 
-def finish(
-    folder: Path,
-    step: int,
-    write: Write | None,
-    keep: int,
-    run: str = "",
-    is_candidate: Candidate = lambda steps: False,
-) -> Checkpoint:
+def finish(folder: Path, step: int, write: Write | None, keep: int, run: str = "") -> Checkpoint:
     """`write` fills the folder that `begin` has made; None: there is nothing to write. Blocking. Raises
     `CheckpointError`; after `DiskFull` it may be called again."""
     target = folder_of(folder, step)
@@ -189,7 +196,7 @@ def finish(
             _again_if_removed(lambda: fill(write), target)
         elif not (target / MANIFEST).is_file():
             raise _removed(target)
-        _prune(folder, step, keep, is_candidate)
+        _prune(folder, step, keep)
     return Checkpoint(step, target)
 
 
@@ -321,16 +328,13 @@ def _seal(folder: Path, known: Mapping[str, str], run: str) -> dict[str, int]:
     return {name: (folder / name).stat().st_size for name in [*names, MANIFEST]}
 
 
-def _prune(folder: Path, step: int, keep: int, is_candidate: Candidate) -> None:
+def _prune(folder: Path, step: int, keep: int) -> None:
     """Of those up to `step`, with what was never completed before them. Later ones stay: a run that was rolled back
     by damage has yet to reach them."""
     found = [one for one in checkpoints_in(folder) if one.step <= step]
     kept = [one.step for one in found if (one.folder / MANIFEST).is_file()][-keep:]
     for old in [one for one in found if kept and one.step < kept[0]]:
-        if is_candidate(old.step) and (old.folder / MANIFEST).is_file():
-            _keep(folder.parent, old)
-        else:
-            shutil.rmtree(old.folder, ignore_errors=True)
+        shutil.rmtree(old.folder, ignore_errors=True)
 
 
 def _sweep(folder: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_checkpoint_that_is_being_uploaded_outlives_its_removal(tmp_path: Path
     one = save(tmp_path, 10, "old")
     before, staged = content(one), stage(one)
     save(tmp_path, 20, "new")
-    checkpoint._prune(tmp_path, 20, 1, lambda steps: False)
+    checkpoint._prune(tmp_path, 20, 1)
     assert not one.folder.exists()
     assert content(staged) == before
     assert [found.step for found in checkpoint.checkpoints_in(tmp_path)] == [20]

@@ -38,6 +38,8 @@ def run(tmp_path: Path, tiny_model: Path) -> Path:
 def test_the_best_one_is_exported_by_its_name(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"step": step, "val/sums/reward/mean": reward} for step, reward in ((2, 0.75), (4, 0.5))]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for one in checkpoint.checkpoints_in(run / "checkpoints"):
+        checkpoint.keep(run, one)
     assert main(["checkpoint", "export", str(run), str(tmp_path / "out"), "--step", "best"]) == 0
     assert "2 steps trained" in capsys.readouterr().out
     assert (tmp_path / "out" / "config.json").is_file()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from rhymed.core.errors import DeadlineExceeded, DiskFull, TrainerError
 from rhymed.core.run import checkpoint
+from rhymed.core.run.checkpoint import Checkpoint
 from rhymed.core.run.layout import RunLayout, ids_of
 from rhymed.core.service.retry import FULL_S, retry
 from rhymed.core.tasks import watched
@@ -84,12 +85,13 @@ class Checkpoints:
         layout: RunLayout,
         keep: int,
         report: Callable[[int, int], None],
-        candidate: checkpoint.Candidate = lambda steps: False,
+        candidate: Callable[[int], bool] = lambda steps: False,
         newest: int = 0,
     ) -> None:
-        """`newest`: steps in the newest that there is; 0: none."""
+        """`candidate`: whether the one after so many steps may be the run's best. `newest`: steps in the newest that
+        there is; 0: none."""
         self._folder, self._keep, self._report = layout.checkpoints, keep, report
-        self._ids, self._is_candidate = ids_of(layout.folder), candidate
+        self._ids, self._run_folder, self._is_candidate = ids_of(layout.folder), layout.folder, candidate
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._lock = asyncio.Lock()  # of the copy in memory: there is one at a time
         self._bytes = 0  # written of the one that is being written
@@ -145,10 +147,10 @@ class Checkpoints:
         measuring = watched(self._measure(steps))
         try:
             saved = await self._with_room(
-                lambda: self._run(
-                    lambda: checkpoint.finish(self._folder, steps, write, self._keep, run, self._is_candidate)
-                )
+                lambda: self._run(lambda: checkpoint.finish(self._folder, steps, write, self._keep, run))
             )
+            if self._is_candidate(steps):
+                await self._run(lambda: self._candidate(saved))
         finally:
             measuring.cancel()
             self._lock.release()
@@ -156,6 +158,13 @@ class Checkpoints:
         seconds = time.perf_counter() - started
         log.info("checkpoint %s in %.1f s; training waited %.1f s", saved.folder, seconds + waited_s, waited_s)
         await self.report()
+
+    def _candidate(self, saved: Checkpoint) -> None:
+        """Adds a checkpoint that may be the best. If that fails, training continues without it."""
+        try:
+            checkpoint.keep(self._run_folder, saved)
+        except OSError as error:
+            log.warning("%s is not among the candidates for the best checkpoint: %s", saved.folder, error)
 
     async def _measure(self, steps: int) -> None:
         """Of all ranks' files, which lie in one folder."""
