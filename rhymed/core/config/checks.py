@@ -30,6 +30,16 @@ def step_size(rollout: Rollout, trainer: Trainer, data: Data) -> Iterator[str]:
         yield f"data.size = {data.size} is less than rollout.prompts_per_step = {rollout.prompts_per_step}"
     elif 0 < data.limit < rollout.prompts_per_step:
         yield f"data.limit = {data.limit} is less than rollout.prompts_per_step = {rollout.prompts_per_step}"
+    if trainer.steps is not None and trainer.warmup_steps > trainer.steps:
+        yield (
+            f"trainer.warmup_steps = {trainer.warmup_steps} is more than trainer.steps = {trainer.steps}:"
+            " the learning rate would never be reached"
+        )
+    if trainer.min_lr_ratio and trainer.schedule == "constant":
+        yield (
+            f"trainer.min_lr_ratio = {trainer.min_lr_ratio:g} has no effect with trainer.schedule = 'constant': set"
+            " linear or cosine, or leave it out"
+        )
 
 
 def open_samples(rollout: Rollout, schedule: Schedule) -> Iterator[str]:
@@ -225,7 +235,7 @@ def distillation(rollout: Rollout, trainer: Trainer) -> Iterator[str]:
         )
 
 
-def answers(rollout: Rollout, trainer: Trainer, settings: Eval) -> Iterator[str]:
+def answers(rollout: Rollout, trainer: Trainer, data: Data, settings: Eval) -> Iterator[str]:
     """`sft` trains on the rows' own answers, and only `sft` does."""
     dataset = rollout.engine == "dataset"
     if trainer.algorithm == "sft" and not dataset:
@@ -235,6 +245,8 @@ def answers(rollout: Rollout, trainer: Trainer, settings: Eval) -> Iterator[str]
             f"rollout.engine = 'dataset' gives answers that no policy wrote, and trainer.algorithm ="
             f" {trainer.algorithm!r} learns from the policy's own: use 'sft', or another engine"
         )
+    if data.answer_column and not dataset:
+        yield "data.answer_column has no effect: it is for rollout.engine = 'dataset'"
     if not dataset:
         return
     if rollout.group_size > 1:

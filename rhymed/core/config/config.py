@@ -89,7 +89,7 @@ class Config(Section):
             *checks.critic(self.trainer),
             *checks.overlap(self.trainer, self.schedule),
             *checks.distillation(self.rollout, self.trainer),
-            *checks.answers(self.rollout, self.trainer, self.eval),
+            *checks.answers(self.rollout, self.trainer, self.data, self.eval),
             *checks.signal(self.trainer, self.reward),
             *checks.evaluation(self.eval, self.trainer),
             *checks.environments(self.environment, self.rollout, self.reward),

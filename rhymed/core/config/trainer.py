@@ -33,6 +33,9 @@ TEMPLATE = (
     "Now answer with a response of your own."
 )
 
+OF_SERVERS = ("served", "key_variable", "concurrency", "timeout_s", "patience_s")
+"""Keys that only a teacher with a url has."""
+
 
 class Teacher(Section):
     """For `trainer.algorithm = "opd"` or "opsd"; with another algorithm, an addition to its advantages."""
@@ -101,6 +104,21 @@ class Teacher(Section):
             return "sampled"
         return "topk" if self.url else "vocabulary"
 
+    @property
+    def unused(self) -> list[str]:
+        """Keys that were changed and have no effect, each with what it needs."""
+        needs = {
+            "revision": (bool(self.model), "model"),
+            **dict.fromkeys(OF_SERVERS, (bool(self.url), "url")),
+            "weights": (not self.named, "the policy as its own teacher (opsd)"),
+            "template": (bool(self.demonstration), "demonstration"),
+            "beta": (self.divergence == "mixed", "divergence = 'mixed'"),
+            "topk": (self.tokens == "topk", "over = 'topk'"),
+        }
+        teacher = (self.used, "a teacher: model, url, demonstration or system")
+        found = [(name, *needs.get(name, teacher)) for name in self.changed()]
+        return [f"{name} needs {need}" for name, met, need in found if not met]
+
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.model and self.url:
@@ -119,8 +137,8 @@ class Teacher(Section):
             raise ValueError("over = 'topk' is for url and divergence = 'forward'; elsewhere use 'vocabulary'")
         if "{demonstration}" not in self.template:
             raise ValueError("template must contain {demonstration}, and {prompt} for the policy's user message")
-        if not self.used and (changed := self.changed()):
-            raise ValueError(f"{changed[0]} needs a teacher: model, url, demonstration or system")
+        if unused := self.unused:
+            raise ValueError("; ".join(unused))
         return self
 
 

@@ -219,12 +219,15 @@ def test_the_first_option_that_a_message_names_is_the_place(file: Any) -> None:
 
 
 def test_contradictions_are_reported_together_each_at_a_key_that_it_names(file: Any) -> None:
-    path = file("[trainer]\nminibatches = 7\n[net]\nbroker = 'ipc://a'\nstore = 'ipc://a'\n")
+    path = file(
+        "[trainer]\nsteps = 2\nwarmup_steps = 5\nminibatches = 7\n[net]\nbroker = 'ipc://a'\nstore = 'ipc://a'\n"
+    )
     with pytest.raises(ConfigError) as caught:
         load_config(path, environ={})
     lines = str(caught.value).splitlines()
     assert lines[0].startswith(f"{path}: trainer.minibatches = 7 does not divide")
-    assert lines[1].startswith(f"{path}: net.broker, net.store, net.weights and net.ranks must be")
+    assert lines[1].startswith(f"{path}: trainer.warmup_steps = 5 is more than trainer.steps = 2")
+    assert lines[2].startswith(f"{path}: net.broker, net.store, net.weights and net.ranks must be")
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def test_a_written_configuration_is_read_again() -> None:
         ({"rollout": {"engine": "vllm"}, "trainer": {"algorithm": "sft"}}, "set rollout.engine = 'dataset'"),
         ({"rollout": {"group_size": 8}, "trainer": {"algorithm": "sft"}}, "a row has one answer"),
         ({"rollout": {"temperature": 0.7}, "trainer": {"algorithm": "sft"}}, "nothing is sampled"),
+        ({"data": {"answer_column": "x"}}, "data.answer_column has no effect"),
         (
             {"trainer": {"algorithm": "sft"}, "eval": {"every": 2, "datasets": [{"name": "a", "path": "a.jsonl"}]}},
             "evaluate the checkpoints with `rhymed eval`",
@@ -106,6 +107,10 @@ def test_what_a_divergence_is_made_of(settings: dict[str, Any], tokens: str) -> 
         ({"url": "ftp://x"}, "url"),
         ({"url": "http://me:secret@host/v1"}, "url"),
         ({"coef": 2.0}, "coef needs a teacher"),
+        ({"model": "x", "beta": 0.3}, "beta needs divergence = 'mixed'"),
+        ({"model": "x", "timeout_s": 3.0}, "timeout_s needs url"),
+        ({"model": "x", "weights": "initial"}, "weights needs the policy as its own teacher"),
+        ({"system": "x", "template": "{demonstration}"}, "template needs demonstration"),
         ({"demonstration": "x", "template": "{prompt}"}, "template must contain {demonstration}"),
     ],
 )
