@@ -1,4 +1,4 @@
-"""Which tokens of a response were accepted drafts, at rest: a bit per token.
+"""Which tokens of a response were accepted drafts, at rest: a bit per token or, where that is shorter, deflated.
 
 A mask follows its response's frame in the token stream and begins with a checksum. Pure: knows neither records nor
 the stream.
@@ -6,6 +6,7 @@ the stream.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from rhymed.core.errors import MalformedMessage, StoreDamaged
 from rhymed_store.codec import frames
 from rhymed_store.codec.frames import RESCUE
+
+_LEAST = 16  # bytes below which deflating does not pay
 
 
 def bytes_of(length: int) -> int:
@@ -36,17 +39,24 @@ def cut(message: str, frame: bytes, lengths: Sequence[int], masked: Sequence[boo
 
 
 def pack(bits: bytes) -> bytes:
-    """`bits` as in `messages.PutSamples`."""
-    return frames.checked(bits)
+    """`bits` as in `messages.PutSamples`. A byte before them says whether they are deflated."""
+    body = b"\0" + bits
+    if len(bits) >= _LEAST:
+        short = b"\1" + zlib.compress(bits, 6, -zlib.MAX_WBITS)
+        body = min(body, short, key=len)
+    return frames.checked(body)
 
 
 def unpack(value: bytes, length: int, what: object) -> NDArray[np.bool_]:
     """The mask of `length` tokens. Raises `StoreDamaged` naming `what` when the bytes are not those written."""
     size = bytes_of(length)
     try:
-        bits = frames.unchecked(value)
+        body = frames.unchecked(value)
+        if not body:
+            raise ValueError("it is empty")
+        bits = zlib.decompressobj(-zlib.MAX_WBITS).decompress(body[1:], size + 1) if body[0] else body[1:]
         if len(bits) != size:
             raise ValueError(f"{len(bits)} bytes, {size} were written")
-    except ValueError as error:
+    except (ValueError, zlib.error) as error:
         raise StoreDamaged(f"{what}: which tokens were drafted is damaged at rest ({error}); {RESCUE}") from None
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=length).astype(np.bool_)
