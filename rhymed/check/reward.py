@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 NONSENSE = "banana"
 SHOWN_CHARS = 600
 WHOLE = "all samples of a prompt in one call (reward.call = 'sample': each one as soon as it is written)"
-RIGHT_LABEL, NONSENSE_LABEL = "right answer", "nonsense"
+RIGHT_LABEL, EMPTY_LABEL, NONSENSE_LABEL = "right answer", "no answer", "nonsense"
 
 
 def answers(reward: Reward, row: Row) -> dict[str, str]:
-    """By label: the row's reference if it has one, and nonsense."""
+    """By label: the row's reference, or an empty answer if it has none, and nonsense."""
     wrap = {"tag": "<answer>{}</answer>", "boxed": "\\boxed{{{}}}"}
     kinds = [scorer.answer for scorer in reward.all if scorer.answer in wrap]
     form = wrap[kinds[0]] if kinds else "{}"
     right = reference(reward, row)
     nonsense = "0" if any(scorer.answer == "last_number" for scorer in reward.all) else NONSENSE
-    known = {RIGHT_LABEL: form.format(right)} if right else {}
+    known = {RIGHT_LABEL: form.format(right)} if right else {EMPTY_LABEL: ""}
     return {**known, NONSENSE_LABEL: form.format(NONSENSE if nonsense != right else nonsense)}
 
 
@@ -103,10 +103,10 @@ def _doubts(eval: Eval, rewards: dict[str, float], nonsense_text: str) -> Iterat
             f"reward: the right answer gets {right:g}, and {nonsense_text!r} gets {nonsense:g}: such a reward"
             " teaches nothing useful; check reward.scorer, reward.answer and the column with the right answer"
         )
-    elif right is None and nonsense:
+    elif right is None and nonsense and nonsense == rewards.get(EMPTY_LABEL):
         yield (
-            f"reward: {nonsense_text!r} gets {nonsense:g}, and no right answer is known to compare it with: call its"
-            " column `answer` to have it tried"
+            f"reward: {nonsense_text!r} gets {nonsense:g}, and so does an empty answer: a constant reward teaches"
+            " nothing"
         )
     if eval.datasets and right is not None and right < eval.threshold:
         yield (

@@ -100,7 +100,7 @@ def test_a_reward_that_is_the_same_for_nonsense_is_a_warning(make: Make) -> None
 def test_a_reward_that_everything_gets_is_a_warning_without_a_right_answer_too(make: Make, tmp_path: Path) -> None:
     (tmp_path / "unknown.jsonl").write_text("".join(f'{{"prompt": "say {n}", "level": {n}}}\n' for n in range(20)))
     report = full_check(make("constant", data={"path": str(tmp_path / "unknown.jsonl")}))
-    assert "'banana' gets 1, and no right answer is known to compare it with" in report.warnings[-1]
+    assert "'banana' gets 1, and so does an empty answer" in report.warnings[-1]
 
 
 @pytest.fixture
@@ -119,7 +119,8 @@ def test_without_a_known_right_answer_nonsense_is_tried(make: Make, colours: dic
         "right answer",
         "not known: the row has no column ground_truth, answer, solution, target, label",
     )
-    assert shown[1:3] == [("nonsense", "banana"), ("  reward", "0 (by colour)")]
+    assert shown[1] == ("no answer", "(nothing)")
+    assert shown[3:5] == [("nonsense", "banana"), ("  reward", "0 (by colour)")]
 
 
 @pytest.mark.parametrize("scorer", ["misspelt", "exact"])

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import os
 import socket
 import time
@@ -201,7 +202,7 @@ class Membership:
                 await self._join_again(welcome_before)
                 raise
 
-        await retry(attempt, what, on=self._retry_on)
+        await retry(attempt, what, on=self._retry_on, patience_s=math.inf)  # heartbeats end who waits for nobody
 
     def dismissed(self) -> None:
         """The broker has ended the run: it expects no Leave."""

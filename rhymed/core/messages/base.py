@@ -8,7 +8,7 @@ import msgspec
 
 from rhymed.core.messages.fields import Amount, Count, Report, Word, Worded
 
-PROTOCOL = 24
+PROTOCOL = 25
 """Version of these messages. A peer with another version is refused when it joins."""
 
 

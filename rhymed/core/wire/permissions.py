@@ -77,7 +77,7 @@ RECEIVERS: dict[Any, Permits] = {
 """By the union of messages that a receiver accepts. Other receivers refuse all."""
 
 
-ABOUT_OTHERS = (messages.GetQueues, messages.Drain)
+ABOUT_OTHERS = (messages.Drain,)
 """Messages whose `worker` is not the sender."""
 
 

@@ -71,7 +71,7 @@ def test_a_run_that_cannot_work_is_refused_before_it_leaves_anything(file: Path)
     lines = done.stderr.splitlines()
     assert all(line.startswith("rhymed: ") for line in lines), done.stderr
     assert "rows.jsnl" in done.stderr
-    assert "did you mean reward?" in done.stderr
+    assert "no function 'rewrd'; it has: reward" in done.stderr
     assert not (file.parent / "runs").exists()
 
 

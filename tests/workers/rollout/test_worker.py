@@ -17,7 +17,7 @@ import pytest
 
 from rhymed.core import messages
 from rhymed.core.config import Config
-from rhymed.core.errors import DeadlineExceeded, EngineError, PeerGone
+from rhymed.core.errors import DeadlineExceeded, EngineError, PeerGone, Unstartable
 from rhymed.core.run.layout import layout_of
 from rhymed.core.service.stopwatch import ACTIVITIES, seconds_of
 from rhymed.inputs.rows import prompt_id
@@ -436,6 +436,24 @@ async def test_a_colocated_engine_is_started_when_it_is_woken(colocated: Config,
         await until(lambda: broker.all(messages.Loaded))
         await broker.ask(messages.Generate(samples=ids(step=3)))
         await until(lambda: len(broker.generated) == 4)
+
+
+class Unstarted(TraceEngine):
+    """A trace engine that does not start."""
+
+    async def open(self) -> None:
+        raise Unstartable("vLLM did not start: out of memory")
+
+
+async def test_a_colocated_engine_that_does_not_start_ends_its_worker(colocated: Config, scene: Any) -> None:
+    """So the supervisor learns why, instead of it being tried again and again beside the trainer."""
+    where, broker, _, _ = scene
+    worker = RolloutWorker(colocated, where, NAME, Unstarted(colocated.trace, colocated.rollout))
+    ended = asyncio.ensure_future(worker.run())
+    await until(lambda: broker.all(messages.Join))
+    await broker.ask(messages.LoadVersion(version=0, weights=where.weights))
+    with pytest.raises(Unstartable, match="out of memory"):
+        await asyncio.wait_for(ended, 60)
 
 
 async def test_a_colocated_engine_is_gone_when_its_worker_reports_that_it_leaves(

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
-from rhymed.core.errors import ConfigError, DeadlineExceeded, EngineError, RhymedError
+from rhymed.core.errors import ConfigError, DeadlineExceeded, EngineError, RhymedError, Unstartable
 from rhymed.core.messages import LoadVersion, Sleep
 from rhymed.core.service.retry import PATIENCE_S, WAITS
 from rhymed.core.service.stopwatch import stats_of
@@ -65,7 +65,8 @@ class WeightLoader:
         return isinstance(self._wanted, LoadVersion)
 
     async def run(self) -> None:
-        """Until cancelled. Raises `EngineError`, and `DeadlineExceeded` if a version cannot be fetched."""
+        """Until cancelled. Raises `EngineError`, `Unstartable` of an engine that wakes for the first time, and
+        `DeadlineExceeded` if a version cannot be fetched."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -74,7 +75,7 @@ class WeightLoader:
             self.busy = True
             try:
                 seconds = await (self._sleep() if isinstance(wanted, Sleep) else self._load(wanted))
-            except EngineError:
+            except (EngineError, Unstartable):
                 raise
             except RhymedError as error:
                 if isinstance(wanted, Sleep) or isinstance(error, ConfigError):

@@ -84,6 +84,7 @@ def test_a_number_or_a_dict(value: Any, expected: Verdict) -> None:
     [
         ({"turn_rewards": [1]}, "1 turn_rewards for 2 turns: return one for each"),
         ({"token_rewards": [1, 2]}, "2 token_rewards for 3 response tokens"),
+        ({"reward": 1.0, "token_weights": [1, 0, 1]}, "token_weights: no weight in the loss is read"),
         ({"turn_rewards": 1.0}, r"turn_rewards = 1\.0 instead of a list of numbers"),
         ({"turn_rewards": [1, None]}, r"turn_rewards\[1\] = None \(NoneType\) instead of a number"),
         ({"turn_rewards": [1, math.nan]}, r"turn_rewards\[1\] = nan, which is no number"),

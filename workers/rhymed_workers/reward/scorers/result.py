@@ -71,6 +71,8 @@ def read(value: Any, name: str, tokens: Sequence[int], turn_ends: Sequence[int],
     means that the scorer does not apply."""
     value, extras, metrics = value if isinstance(value, Logged) else Logged(value, {}, {})
     given = value if isinstance(value, dict) else {}
+    if "token_weights" in given:
+        raise RewardError(f"{name} returned token_weights: no weight in the loss is read; leave a sample out by None")
     earned = _earned(given, name, len(tokens), turn_ends)
     reward = _reward(value, name, earned)
     if reward is None and optional:
