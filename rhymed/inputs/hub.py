@@ -195,7 +195,7 @@ def check_repository(kind: Kind, name: str, revision: str, error: type[RhymedErr
                 f"{section}.path = {name!r}{at}: the hub refuses this {kind}, or has none of that name"
                 f" ({type(reason).__name__}): see {page}; a private or gated one needs `hf auth login` (or HF_TOKEN)"
                 f" and its terms accepted there. There is no such path on this machine"
-                f" either{similar(Path(name).expanduser())}"
+                f" either{_near(name)}"
             ) from None
         why = f"{constants.ENDPOINT} answers {status}"
     except Exception as reason:  # of the HTTP client: no route, no name, a time-out, a proxy
@@ -206,11 +206,17 @@ def check_repository(kind: Kind, name: str, revision: str, error: type[RhymedErr
     return why
 
 
+def _near(name: str) -> str:
+    """What is like it on this machine, if it may be a path."""
+    path = Path(name).expanduser()
+    return similar(path) if path.parent.is_dir() else ""
+
+
 def _unreachable(kind: Kind, name: str, why: str) -> str:
     flag = " --repo-type dataset" if kind == "dataset" else ""
     key = "model.path" if kind == "model" else "data.path"
     return (
-        f"{key} = {name!r}: not in the local cache, and {why}{similar(Path(name).expanduser())}. With a network:"
+        f"{key} = {name!r}: not in the local cache, and {why}{_near(name)}. With a network:"
         f" `hf download {name}{flag} --local-dir FOLDER`, then set {key} to that folder"
     )
 

@@ -46,6 +46,8 @@ def find(place: Path) -> tuple[list[Found], list[Damaged]]:
     for folder in sorted(
         file.parent for inner in ("[!.]*", "[!.]*/[!.]*") for file in place.glob(f"{inner}/config.json")
     ):
+        if (folder.parent / "config.json").exists():
+            continue  # a run's own folder, such as `inputs`
         name, real = folder.relative_to(place), folder.resolve()
         if real.is_relative_to(root) and real != root / name:
             continue  # a link, such as `latest`, to what is listed already

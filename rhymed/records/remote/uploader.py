@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from rhymed.core.config import Config
-from rhymed.core.errors import FilesLost, RhymedError
+from rhymed.core.errors import ConfigError, FilesLost, RhymedError
 from rhymed.core.run import state, timeline
 from rhymed.core.run.checkpoint import Checkpoint, checkpoints_in, damage, newest_sealed
 from rhymed.core.run.layout import RunLayout
@@ -278,6 +278,8 @@ def finish(config: Config, layout: RunLayout) -> str:
     head.renew(place, layout.folder, steps)
     copies = copier(config, layout)
     copies.look(steps, last=True)
+    if copies.backup < 0:
+        raise ConfigError(f"{layout.folder} has no store yet, or no checkpoint that fits it: try again later")
     head.release(place, layout.folder, steps)
     now = Status(at=time.time(), checkpoint=max(0, copies.checkpoint), backup=copies.backup, ended=True)
     state.note(layout.folder, now)

@@ -163,20 +163,28 @@ GONE = {
     "checkpoint push": "call `rhymed checkpoint export RUN FOLDER`, and then `hf upload USER/NAME FOLDER`",
     "completion": "`pip install shtab`, and `shtab --shell=bash rhymed.start.cli.parser` prints the script",
     "drafter": "a fitted head gained nothing over history; drafts.method = 'history+engine' has vLLM's own heads",
+    "history audit --against": "`rhymed history compare RUN OTHER` compares the samples of two runs",
     "history repair": "put a copy of the store back, or continue with `rhymed run --resume RUN --without-history`",
+    "history restore --list": "where no backup is as old as `--steps` asks, the error names those that are there",
+    "keygen --rotate": "stop the run, and resume it with other keys",
     "launch kubernetes": "examples/clusters/kubernetes and examples/clusters/kuberay are manifests to copy",
     "model": "`rhymed prepare CONFIG` downloads the model of a run, and `rhymed check CONFIG` tries it",
+    "logs --step": "`grep 'step 4'` finds the lines of a step",
     "queues --watch": "`rhymed top` draws a picture every second; a script calls `rhymed queues --json` in a loop",
+    "run --events": "read metrics.jsonl and end.json of the run's folder, or the dashboard's addresses (docs/http.md)",
+    "sim --out": "`rhymed sim --json > FILE` has the table",
     "sweep": "call `rhymed run` or `rhymed.train` in a loop, which docs/runs.md has; W&B and Optuna search settings",
+    "upload --stay": "`rhymed upload --once` completes the copy of a run that has ended",
 }
 """Commands that earlier releases had -> what serves in their place."""
 
 
 def _call(argv: Sequence[str] | None) -> int:
     given = sys.argv[1:] if argv is None else argv
-    for command in (" ".join(given[:2]), " ".join(given[:1])):
-        if command in GONE:
-            show(f"rhymed: `rhymed {command}` is gone: {GONE[command]}", file=sys.stderr)
+    for command, instead in GONE.items():
+        words = command.split()
+        if given[:1] == words[:1] and set(words) <= set(given):
+            show(f"rhymed: `rhymed {command}` is gone: {instead}", file=sys.stderr)
             return EXIT_MISTAKE
     arguments = parser(given).parse_args(argv)
     from rhymed.core.errors import HOPELESS, RhymedError

@@ -177,8 +177,14 @@ def handle_upload(arguments: argparse.Namespace) -> int:
         _serve(lambda: Uploader(config, where, take_over=take_over), config, where, "uploader")
     if not where.config.exists():
         raise ConfigError(f"{where.folder} is no run's folder: name one that has ended")
+    from rhymed.core.config.load import load_run
+    from rhymed.core.run import state
     from rhymed.records.remote import head
 
+    alive = state.state_of(where.folder) == "running" and not (where.folder / state.END).exists()
+    if alive and load_run(where.folder).run.remote == config.run.remote:
+        raise ConfigError(f"{where.folder} is a living run, whose uploader writes there: wait for its end, or copy it"
+                          " to another place by -o run.remote=URL")
     head.claim(config, where, take_over=take_over)
     show(finish(config, where))
     return 0

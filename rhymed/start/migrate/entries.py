@@ -121,7 +121,7 @@ def flag(name: str, verdict: Verdict, reason: str) -> Entry:
 def chosen(table: Mapping[Any, T], value: Any, setting: str, otherwise: str) -> Generator[Item, None, T]:
     """What the table has for the value of a setting; where it lacks that, what it has for `otherwise`, and a note."""
     if value not in table:
-        yield Note(setting, "unsupported", f"there is no {value!r} here; {otherwise!r} is written in its place")
+        yield Note(setting, "unsupported", f"there is no {value!r} here; it is read as {otherwise!r}")
     return table.get(value, table[otherwise])
 
 
