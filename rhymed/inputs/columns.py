@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import json
 import string
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from rhymed.core.config import Dataset
 from rhymed.core.errors import ConfigError, DataError
-from rhymed.core.text import short
+from rhymed.core.text import counted, short
 from rhymed.inputs.rows import Row, without_nulls
 
 PROMPTS = ("question", "problem", "instruction", "input", "query")
@@ -21,6 +22,9 @@ PROMPTS = ("question", "problem", "instruction", "input", "query")
 
 MESSAGES = "messages"
 """Column with a whole conversation, as most tables of chats have it: the prompt is the part before the answer."""
+
+ANSWERS = ("completion", "chosen", "rejected")
+"""Columns of supervised and preference data, which training on generated answers does not use."""
 
 
 class Columns:
@@ -105,6 +109,27 @@ def template_columns(template: str) -> set[str]:
     if not names or "" in names:
         raise ConfigError(f"data.template = {template!r} must name columns, as in '{{prompt}}'")
     return names
+
+
+def ignored(data: Dataset, rows: Sequence[Row], used: Collection[str]) -> Iterator[str]:
+    """What training will not read of these rows, one sentence each. `used`: columns that are read as answers."""
+    columns = [column for column in ANSWERS if column not in used and any(column in row for row in rows)]
+    if columns:
+        yield (
+            f"column{'s' * (len(columns) > 1)} {', '.join(columns)}: training uses generated answers, not these; one"
+            f" can be the reference of a scorer (reward.args.column = {columns[0]!r}), or, with"
+            " rollout.engine = 'dataset', the answer that is trained on"
+        )
+    if data.system and (own := sum(has_system(row.get("prompt")) for row in rows)):
+        yield (
+            f"{own} of {counted(len(rows), 'row')} {'begins' if own == 1 else 'begin'} with a system message, which"
+            " is kept: data.system is left out there"
+        )
+
+
+def has_system(prompt: Any) -> bool:
+    """Whether the row's chat begins with a system message, so that `data.system` is not put before it."""
+    return _is_chat(prompt) and bool(prompt[0]["role"] == "system")
 
 
 def near(column: str, row: Row) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rhymed.core.config import Config, Data, Dataset, HeldOut, Rollout
 from rhymed.core.errors import DataError
-from rhymed.inputs.columns import Columns
+from rhymed.inputs.columns import Columns, ignored
 from rhymed.inputs.rows import Row, as_json, prompt_id
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,16 @@ def _rows(config: Config, data: Dataset, lengths: Lengths | None) -> list[Placed
     if not rows:
         which = _short(config.rollout, data)
         raise DataError(f"{place(data)}: " + (f"no prompts{which}" if which else "the dataset is empty"))
+    for sentence in ignored(data, [row for _, row in rows], _answers(config)):
+        log.warning("%s: %s", place(data), sentence)
     return rows
+
+
+def _answers(config: Config) -> set[str]:
+    """Columns that are read as answers: references of scorers, what SFT learns, and what a teacher is shown."""
+    references = {str(scorer.args.get("column", "")) for scorer in config.reward.all}
+    learned = {config.data.answer_column or "completion"} if config.rollout.engine == "dataset" else set[str]()
+    return references | learned | {config.trainer.teacher.demonstration}
 
 
 def _check_shared(rows: list[Placed]) -> None:

@@ -120,6 +120,13 @@ def test_the_same_question_with_other_columns_is_another_prompt(read: Callable[.
     assert len(read(lines(TRL, VERL, TRL | {"answer": "5"}, TRL | {"answer": "6"}))) == 4
 
 
+def test_columns_of_other_kinds_of_training_are_reported_once(
+    read: Callable[..., list[Row]], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(read(lines({"prompt": "q", "completion": "a"}, {"prompt": "r", "completion": "b"}))) == 2
+    assert caplog.text.count("reward.args.column = 'completion'") == 1
+
+
 def test_only_the_first_rows(read: Callable[..., list[Row]]) -> None:
     assert read(lines(TRL, VERL, TRL | {"answer": 1}) + "\nnot JSON", limit=2) == [TRL, VERL]
 
@@ -131,6 +138,34 @@ def test_places_of_rows(tmp_path: Path) -> None:
     assert [where for where, _ in read_rows(made)] == [f"{file}, line {n}" for n in (1, 3, 4)]
     third = f"{file}, line 4", TRL | {"rhymed_visit": 1}
     assert placed_rows(made) == [(f"{file}, line 1", TRL), (f"{file}, line 3", VERL), third]
+
+
+SYSTEM, USER = ({"role": role, "content": "x"} for role in ("system", "user"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reported"),
+    [
+        ({}, ["columns completion, rejected: training uses generated answers, not these"]),
+        ({"reward": {"scorer": "exact", "args": {"column": "completion"}}}, ["column rejected: training"]),
+        ({"rollout": {"engine": "dataset"}, "trainer": {"algorithm": "sft"}}, ["column rejected: training"]),
+        ({"data": {"system": "S"}}, ["columns completion", "2 of 3 rows begin with a system message, which is kept"]),
+    ],
+)
+def test_what_is_not_read_of_rows_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, dict[str, Any]], reported: list[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": [USER]}, {"prompt": [SYSTEM, USER], "completion": "5"}, {"prompt": [SYSTEM], "rejected": "6"}]
+    file.write_text(lines(*rows))
+    made = {"rollout": {}, "data": {}} | settings
+    made["data"] = {"path": str(file), **made["data"]}
+    made["rollout"] = {"prompts_per_step": 1, **made["rollout"]}
+    load_rows(Config.model_validate(made))
+    assert len(caplog.messages) == len(reported)
+    for words, message in zip(reported, caplog.messages, strict=True):
+        assert words in message
+        assert message.startswith(f"{file}: ")
 
 
 def held_out(path: Path, **data: Any) -> Config:
