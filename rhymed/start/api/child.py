@@ -43,9 +43,10 @@ def call(arguments: Sequence[str], *, progress: bool) -> Outcome:
     own = {name: value for name, value in os.environ.items() if not is_setting(name)}
     terminal = sys.stdout is not None and sys.stdout.isatty()
     output = subprocess.DEVNULL if not progress else sys.stdout if terminal else subprocess.PIPE
-    with tempfile.TemporaryDirectory(prefix="rhymed-") as place, open(
-        f"{place}/errors", "w+", encoding="utf-8", errors="replace"
-    ) as errors:
+    with (
+        tempfile.TemporaryDirectory(prefix="rhymed-") as place,
+        open(f"{place}/errors", "w+", encoding="utf-8", errors="replace") as errors,
+    ):
         told, interrupted = Path(place) / "told.json", False
         with subprocess.Popen(
             [sys.executable, "-m", "rhymed", *arguments],

@@ -171,7 +171,7 @@ GONE = {
     "model": "`rhymed prepare CONFIG` downloads the model of a run, and `rhymed check CONFIG` tries it",
     "logs --step": "`grep 'step 4'` finds the lines of a step",
     "queues --watch": "`rhymed top` draws a picture every second; a script calls `rhymed queues --json` in a loop",
-    "run --events": "read metrics.jsonl and end.json of the run's folder, or the dashboard's addresses (docs/http.md)",
+    "run --events": "read metrics.jsonl and end.json of the run's folder, or the dashboard's answers (docs/http.md)",
     "sim --out": "`rhymed sim --json > FILE` has the table",
     "sweep": "call `rhymed run` or `rhymed.train` in a loop, which docs/runs.md has; W&B and Optuna search settings",
     "upload --stay": "`rhymed upload --once` completes the copy of a run that has ended",

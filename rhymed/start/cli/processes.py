@@ -183,8 +183,10 @@ def handle_upload(arguments: argparse.Namespace) -> int:
 
     alive = state.state_of(where.folder) == "running" and not (where.folder / state.END).exists()
     if alive and load_run(where.folder).run.remote == config.run.remote:
-        raise ConfigError(f"{where.folder} is a living run, whose uploader writes there: wait for its end, or copy it"
-                          " to another place by -o run.remote=URL")
+        raise ConfigError(
+            f"{where.folder} is a living run, whose uploader writes there: wait for its end, or copy it"
+            " to another place by -o run.remote=URL"
+        )
     head.claim(config, where, take_over=take_over)
     show(finish(config, where))
     return 0

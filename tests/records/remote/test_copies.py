@@ -11,6 +11,7 @@ import pytest
 from rhymed.core import atomic
 from rhymed.core.config.load import load_run
 from rhymed.core.errors import ConfigError, FilesLost, RhymedError, StorageError
+from rhymed.core.run.folder import hold
 from rhymed.core.run.layout import layout_of
 from rhymed.records.remote import head
 from rhymed.records.remote.backups import Backups
@@ -44,7 +45,9 @@ def chunks_of(place: Place) -> set[str]:
     return {name for folder in chunks.names() for name in chunks.child(folder).names()}
 
 
-def test_what_is_new_is_written_and_the_newest_is_restored(run: Run, remote: Path, tmp_path: Path) -> None:
+def test_what_is_new_is_written_and_the_newest_is_restored(
+    run: Run, remote: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = open_place(str(remote)).child("one")
     (run.layout.folder / "model-runner").write_text("v2\n")  # an engine's; a resume elsewhere has to take the same
     copies = run.copier(place)
@@ -83,6 +86,13 @@ def test_what_is_new_is_written_and_the_newest_is_restored(run: Run, remote: Pat
     for _ in range(2):
         assert main(["upload", "--once", folder, "-o", f"run.remote={by_hand}"]) == 0
     assert restore(f"{by_hand}/one", tmp_path / "third").folder == tmp_path / "third" / "one"
+    with hold(run.layout):  # it is alive, and its uploader works
+        capsys.readouterr()
+        assert (
+            main(["upload", "--once", folder, "-o", f"run.remote={load_run(Path(folder)).run.remote or by_hand}"])
+            == 2
+        )
+        assert "living run" in capsys.readouterr().err
     assert main(["history", "backup", folder, f"{by_hand}/one"]) == 2
     with pytest.raises(ConfigError, match="name the folder of one run"):
         restore("s3://bucket", tmp_path)

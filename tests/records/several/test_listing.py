@@ -25,6 +25,14 @@ def row(run: Path) -> RunRow:
     return found
 
 
+def test_a_run_s_own_folders_are_no_runs(tmp_path: Path) -> None:
+    """`inputs/` has the configuration that the files of a program were written for."""
+    run = make(tmp_path, "one", (0.1, 0.2))
+    (run / "inputs").mkdir()
+    (run / "inputs" / "config.json").write_bytes((run / "config.json").read_bytes())
+    assert [one.name for one in find(tmp_path)[0]] == ["one"]
+
+
 def test_a_state_is_what_locks_and_records_say(tmp_path: Path) -> None:
     run = make(tmp_path, "one", (0.1, 0.2))
     assert (row(run).state, row(run).why) == ("stopped", "")  # it was killed

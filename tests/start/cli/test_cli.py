@@ -120,5 +120,7 @@ def test_a_role_without_a_run_hears_what_to_give(
 def test_a_command_that_is_gone_says_what_serves_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "my.toml", "-o", "trainer.lr=1e-6,1e-5"]) == 2
     assert "`rhymed sweep` is gone: call `rhymed run` or `rhymed.train` in a loop" in capsys.readouterr().err
+    assert main(["queues", "runs/mine", "--watch"]) == 2
+    assert "`rhymed queues --watch` is gone: `rhymed top`" in capsys.readouterr().err
     assert main(["history", "repair", "runs/mine"]) == 2
     assert "`rhymed history repair` is gone: put a copy of the store back" in capsys.readouterr().err
