@@ -145,17 +145,22 @@ def test_neither_drafts_nor_the_schedule_change_a_sample_a_loss_or_a_weight(conf
 
 @pytest.mark.thorough
 def test_training_that_begins_before_the_step_is_whole_has_the_same_bits_in_every_schedule(config: Path) -> None:
-    """Other drafts, workers and schedules complete groups in another order, so other groups are computed early. And
-    which prompts share a step follows from lengths alone."""
-    both = "trainer.overlap=true", "data.sampler=length"
-    early = run(config, "early", *both, "drafts.method=none", "schedule.policy=fifo")
-    options = "schedule.run_ahead=1", "rollout.workers=2", "rollout.max_concurrency=3"
-    other = run(config, "early-other", *both, *options)
+    """Other drafts, workers and schedules complete groups in another order, so other groups are computed early."""
+    early = run(config, "early", "trainer.overlap=true", "drafts.method=none", "schedule.policy=fifo")
+    options = "trainer.overlap=true", "schedule.run_ahead=1", "rollout.workers=2", "rollout.max_concurrency=3"
+    other = run(config, "early-other", *options)
     same_training(config, other, early)
     for folder in (early, other):
         shares = [row["actor/overlap_ratio"] for row in metrics(folder)]
         assert any(share > 0 for share in shares), "some groups were computed early"
         assert all(0 <= share < 1 for share in shares)
+
+
+@pytest.mark.thorough
+def test_which_prompts_share_a_step_follows_from_lengths_alone(config: Path) -> None:
+    first = run(config, "length", "data.sampler=length", "drafts.method=none", "schedule.policy=fifo")
+    options = "data.sampler=length", "rollout.workers=2", "rollout.max_concurrency=3"
+    same_training(config, run(config, "length-other", *options), first)
 
 
 @pytest.mark.thorough
