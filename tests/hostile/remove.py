@@ -47,8 +47,6 @@ RETURN = ("config.json", "id.json", "lock", "lease.json", ADDRESS_FILE, TOKEN_FI
 """They are made again, and no later than a run has to heal."""
 BACK = {"checkpoints": "checkpoints/step-*"}
 """Place -> what has to be there again before a process is killed: until then nothing covers what was trained."""
-TOLD = {"keys": "changed public keys ignored", f"keys/{PUBLIC}": "changed public keys ignored"}
-"""Place -> what a log says then, where the run goes on without it."""
 QUICK = ("logs", "logs/*.out", "sockets", "sockets/broker", "shm/*.safetensors", "shm", "store", "checkpoints", ".")
 QUICK_LOCKED = (TOKEN_FILE, f"keys/{PUBLIC}")
 
@@ -204,12 +202,10 @@ class Walk:
         return found
 
     def _untold(self, run: LiveRun, place: str, limit_s: float) -> str:
-        """What was removed has to be there again, or a log has to tell that it is not."""
+        """What was removed has to be there again."""
         back = place if place in RETURN else BACK.get(place)
         if back is not None and not self._wait(lambda: bool(Places(run).paths(back)), limit_s):
             return "it was not made again"
-        if place in TOLD and not self._wait(lambda: TOLD[place] in logged(run), limit_s):
-            return "no log tells"
         return ""
 
     def _limit_s(self) -> float:
