@@ -202,7 +202,8 @@ class Membership:
                 await self._join_again(welcome_before)
                 raise
 
-        await retry(attempt, what, on=self._retry_on, patience_s=math.inf)  # heartbeats end who waits for nobody
+        # A broker answers so until its trainer has joined, however long that takes; one that is gone ends the heartbeats.
+        await retry(attempt, what, on=self._retry_on, patience_s=math.inf)
 
     def dismissed(self) -> None:
         """The broker has ended the run: it expects no Leave."""

@@ -446,7 +446,7 @@ class Unstarted(TraceEngine):
 
 
 async def test_a_colocated_engine_that_does_not_start_ends_its_worker(colocated: Config, scene: Any) -> None:
-    """So the supervisor learns why, instead of it being tried again and again beside the trainer."""
+    """The supervisor gets the reason, and the worker does not try again while the trainer uses the GPU."""
     where, broker, _, _ = scene
     worker = RolloutWorker(colocated, where, NAME, Unstarted(colocated.trace, colocated.rollout))
     ended = asyncio.ensure_future(worker.run())
