@@ -124,7 +124,7 @@ def make_keys(folder: Path, roles: Iterable[KeyRole]) -> list[KeyRole]:
         if (folder / secret_name(role)).exists():
             raise ConfigError(
                 f"{folder / secret_name(role)} exists, but {folder / PUBLIC} has no key of {role}: restore the file,"
-                " or make all keys anew in another folder"
+                " or make a new set of keys in another folder"
             )
     secrets: dict[KeyRole, bytes] = {}
     for role in new:
@@ -163,5 +163,5 @@ def _cure(file: Path) -> str:
     if file.name == PUBLIC and any(file.parent.glob("*.secret")):
         return "copy it from another machine of the run, or from the folder where the keys were made"
     if file.name != PUBLIC and (file.parent / PUBLIC).exists():
-        return "copy it from the folder where the keys were made, or make all keys anew in another folder"
+        return "copy it from the folder where the keys were made, or make a new set of keys in another folder"
     return f"`rhymed keygen {quoted(file.parent)}` makes a run's keys"
