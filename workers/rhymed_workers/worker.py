@@ -202,8 +202,8 @@ class Membership:
                 await self._join_again(welcome_before)
                 raise
 
-        # A broker accepts no report before its trainer has joined, however long that takes. If the broker is gone, the
-        # heartbeats fail after `PATIENCE_S`, which ends the worker.
+        # A broker accepts no report before its trainer has joined, however long that takes. If the broker is gone,
+        # the heartbeats fail after `PATIENCE_S`, which ends the worker.
         await retry(attempt, what, on=self._retry_on, patience_s=math.inf)
 
     def dismissed(self) -> None:

@@ -40,7 +40,9 @@ def test_a_lost_public_key_is_not_made_up_for_silently(folder: Path) -> None:
 def test_a_lost_file_is_named_with_its_cure(folder: Path, tmp_path: Path) -> None:
     """`rhymed keygen` makes no new pair for a role that has a public key."""
     (folder / "reward.secret").unlink()
-    with pytest.raises(ConfigError, match=r"reward\.secret: No such file .*or make all keys anew in another folder"):
+    with pytest.raises(
+        ConfigError, match=r"reward\.secret: No such file .*or make a new set of keys in another folder"
+    ):
         Keyring("reward", folder).own_public()
     (folder / "public").unlink()
     with pytest.raises(ConfigError, match=r"public: No such file or directory; copy it from another machine"):
